@@ -1,0 +1,55 @@
+# Every target does all it needs on a fresh machine with Python 3.11 or newer, and installs nothing twice.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format wheel clean
+
+help:
+	@echo "make demo     train a small network on MNIST and prove its robustness"
+	@echo "make test     run the tests"
+	@echo "make lint     check style, types and who imports whom"
+	@echo "make format   put the code in the house style"
+	@echo "make wheel    build dist/advibp-*.whl"
+	@echo "make clean    remove what was built (not .venv, not runs)"
+
+demo: $(VENV)/.installed
+	$(BIN)/advibp train mnist dm-small --recipe demo --out runs/demo
+	$(BIN)/advibp certify runs/demo --eps 0.1
+
+test: $(VENV)/.installed-dev
+	$(BIN)/pytest -n 2
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# build/ holds the last build's files, and setuptools would pack those that have since been removed.
+wheel: $(VENV)/.installed-dev
+	rm -rf build
+	$(BIN)/python -m build --wheel --no-isolation
+
+clean:
+	rm -rf build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+# pip is the last thing a venv gets: where it exists, the venv is whole.
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit("advibp needs Python 3.11 or newer; try: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
+	$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/pip
+	$(PIP) install -c constraints.txt -e ".[all,dev]"
+	@touch $@ $(VENV)/.installed

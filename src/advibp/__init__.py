@@ -1,0 +1,29 @@
+"""advibp trains neural networks whose robustness can be proved, and proves it."""
+
+__version__ = "0.1.0"
+
+from advibp import attacks, bounds, data, nets
+from advibp.bounds import Box
+from advibp.errors import UserError
+from advibp.recipe import Recipe
+from advibp.runs import Run, open_run, train
+from advibp.verify import Certificate, certify
+from advibp.weighting import Fixed, Moments, joint_backward
+
+__all__ = [
+    "Box",
+    "Certificate",
+    "Fixed",
+    "Moments",
+    "Recipe",
+    "Run",
+    "UserError",
+    "attacks",
+    "bounds",
+    "certify",
+    "data",
+    "joint_backward",
+    "nets",
+    "open_run",
+    "train",
+]

@@ -1,0 +1,136 @@
+"""FGSM, FGSM with random start, PGD: points of a set at which the loss is high.
+
+The set is always the ball of radius eps around x, intersected with `within`. eps may be a tensor, one radius per
+element, so a latent box is attacked as `x=box.center, eps=box.radius, within=None`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Net = Callable[[Tensor], Tensor]
+Range = tuple[float, float] | None
+LossName = Literal["ce", "margin"]
+
+
+def feasible(x: Tensor, eps: Tensor | float, within: Range = (0.0, 1.0)) -> tuple[Tensor, Tensor]:
+    """Lower and upper ends of the feasible set, in the shape of x."""
+    lower, upper = x - eps, x + eps
+    return (lower, upper) if within is None else (lower.clamp_(min=within[0]), upper.clamp_(max=within[1]))
+
+
+def attack_loss(logits: Tensor, y: Tensor, loss: LossName) -> Tensor:
+    """Loss of each sample (B,), large where the attack is near success: cross-entropy, or max_k z_k - z_y."""
+    if loss == "ce":
+        return F.cross_entropy(logits, y, reduction="none")
+    true = logits.gather(1, y[:, None])
+    return (logits - true).scatter(1, y[:, None], -torch.inf).amax(1)
+
+
+def _ascend(net: Net, x: Tensor, y: Tensor, loss: LossName) -> tuple[Tensor, Tensor]:
+    """Sign of the loss's input gradient at x, and the logits there. Parameters get no gradient."""
+    x = x.detach().requires_grad_()
+    with torch.enable_grad():
+        logits = net(x)
+        (grad,) = torch.autograd.grad(attack_loss(logits, y, loss).sum(), x)
+    return grad.sign_(), logits.detach()
+
+
+def fgsm(
+    net: Net,
+    x: Tensor,
+    y: Tensor,
+    eps: Tensor | float,
+    *,
+    step: float = 1.0,
+    random_start: bool = False,
+    within: Range = (0.0, 1.0),
+    loss: LossName = "ce",
+) -> Tensor:
+    """One signed gradient step of `step` * eps, projected on the feasible set. x (B, ...), y (B,) -> x_adv (B, ...)."""
+    lower, upper = feasible(x, eps, within)
+    start = _random_start(x, eps, lower, upper) if random_start else x
+    sign, _ = _ascend(net, start, y, loss)
+    return torch.clamp(start + step * eps * sign, lower, upper)
+
+
+def fgsm_random(
+    net: Net, x: Tensor, y: Tensor, eps: Tensor | float, *, step: float = 1.25, within: Range = (0.0, 1.0)
+) -> Tensor:
+    """The paper's attack in training: start U(-eps, eps), step 1.25 eps (Wong et al. 2020)."""
+    return fgsm(net, x, y, eps, step=step, random_start=True, within=within)
+
+
+def _random_start(x: Tensor, eps: Tensor | float, lower: Tensor, upper: Tensor) -> Tensor:
+    return torch.clamp(x + eps * torch.empty_like(x).uniform_(-1, 1), lower, upper)
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """What an attack found: x_adv (B, ...) and whether it is misclassified, broken (B,)."""
+
+    x_adv: Tensor
+    broken: Tensor
+
+
+@torch.no_grad()
+def pgd(
+    net: Net,
+    x: Tensor,
+    y: Tensor,
+    eps: Tensor | float,
+    *,
+    steps: int = 200,
+    step: float = 0.1,
+    restarts: int = 1,
+    random_start: bool = True,
+    loss: LossName = "ce",
+    stop_on_success: bool = True,
+    within: Range = (0.0, 1.0),
+) -> Attacked:
+    """Projected gradient descent, each step `step` * eps long.
+
+    An image counts as broken if any iterate is misclassified, and that iterate is the one returned. With
+    `stop_on_success` broken images leave the batch; without it their search goes on to a higher loss.
+    """
+    best, broken = x.clone(), torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    highest = torch.full((len(x),), -torch.inf, device=x.device, dtype=x.dtype)
+    lower, upper = feasible(x, eps, within)
+    reach = torch.as_tensor(eps, dtype=x.dtype, device=x.device).expand_as(x)
+    for _ in range(restarts):
+        rows = torch.nonzero(~broken).flatten() if stop_on_success else torch.arange(len(x), device=x.device)
+        lo, up, far, label = lower[rows], upper[rows], reach[rows], y[rows]
+        now = _random_start(x[rows], far, lo, up) if random_start else x[rows]
+        for k in range(steps + 1):
+            if len(rows) == 0:
+                break
+            # The last iterate is only looked at; every other one costs a single forward and backward.
+            sign, logits = _ascend(net, now, label, loss) if k < steps else (None, net(now))
+            wrong, value = logits.argmax(1) != label, attack_loss(logits, label, loss)
+            # A misclassified point always beats a correctly classified one, whatever their losses.
+            better = (wrong & ~broken[rows]) | ((wrong == broken[rows]) & (value > highest[rows]))
+            hit = rows[better]
+            best[hit], highest[hit], broken[hit] = now[better], value[better], broken[hit] | wrong[better]
+            if sign is None:
+                break
+            now = torch.clamp(now + step * far * sign, lo, up)
+            if stop_on_success and bool(wrong.any()):
+                keep = ~wrong
+                rows, now, lo, up, far, label = (t[keep] for t in (rows, now, lo, up, far, label))
+    return Attacked(best, broken)
+
+
+def fosc(x_adv: Tensor, gradient: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """First-order stationary condition of each sample (B,): how much a linear model of the loss could still rise.
+
+    c = max over x' in [lower, upper] of <x' - x_adv, g>, which separates per element. Zero means a stationary point,
+    the strongest attack of first order. On the unclipped ball this is the paper's eps |g|_1 - <x_adv - x, g>.
+    """
+    gain = torch.where(gradient > 0, (upper - x_adv) * gradient, (lower - x_adv) * gradient)
+    return gain.flatten(1).sum(1)

@@ -1,0 +1,5 @@
+"""Sets of inputs as values: sets in, sets out. Knows only torch."""
+
+from advibp.bounds.box import Box
+
+__all__ = ["Box"]

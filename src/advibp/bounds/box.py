@@ -1,0 +1,370 @@
+"""Box: a set of inputs as a value. `net(Box.ball(x, eps))` runs the user's own module on a box and returns a box.
+
+A box is kept as centre c and radius r, the set {z : |z - c| <= r}, because an affine layer then costs two plain calls:
+
+    z = W x + b,  |x - c| <= r   =>   |z - (W c + b)| <= |W| r        (attained at the vertex x = c +- r sign(W))
+
+The rules of the operations are in box_rules.py. Bounds are computed in the usual floating-point arithmetic, without
+outward rounding: they hold up to rounding errors.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, NamedTuple, NoReturn, TypeAlias, Union
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import resolve_name
+
+from advibp.errors import UserError
+
+Operand: TypeAlias = Union["Box", Tensor, float]
+
+#: torch function, Tensor method or getter of a Tensor property -> rule(func, *args, **kwargs). box_rules.py fills it.
+RULES: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+SUPPORTED = (
+    "convolutions, linear layers, BatchNorm in evaluation, pooling, padding, monotone activations, reshaping, "
+    "concatenation, sums, and products with constants"
+)
+
+
+class UnsupportedOperation(UserError):
+    """An operation that a set of inputs cannot do, or that has no rule."""
+
+
+class UnsupportedAttribute(UnsupportedOperation, AttributeError):
+    """The same for an attribute, so that `hasattr` answers False as it does for any other value."""
+
+
+class LastLayer(NamedTuple):
+    """The linear layer z = W x + b that made a box: its input box (B, J), W (K, J), b (K,) or None."""
+
+    input: Box
+    weight: Tensor
+    bias: Tensor | None
+    version: int
+
+
+def _operator(func: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    """A binary operator of Box that goes by the rule of `func`."""
+
+    def operate(box: Box, other: Any) -> Any:
+        if hasattr(other, "__torch_function__") and not isinstance(other, (Box, Tensor)):
+            unsupported(f"{name_of(func)} cannot mix a Box with another kind of set")
+        return apply(func, (box, other), {})
+
+    return operate
+
+
+class Box:
+    """The set of all z with |z - center| <= radius, elementwise.
+
+    A box can be given to any `nn.Module` in place of a tensor; each operation then bounds its results over all
+    members. What has no rule raises `UnsupportedOperation`: a box never turns into a tensor on the way. A box keeps
+    no relation between its elements, so `x - x` is not zero.
+
+    In-place operations rebind the tensors of this very box and never write to them. Views of a box share a counter
+    with it; after an in-place change through one of them the others are out of date, and raise when used.
+    """
+
+    __slots__ = ("__weakref__", "_center", "_changes", "_last", "_radius", "_seen", "elided")
+    __array_ufunc__ = None  # numpy's numbers leave arithmetic to us
+    __hash__ = object.__hash__
+
+    elided: bool  # whether `margins` can skip (on a box of margins: has skipped) the box of the last linear layer
+
+    def __init__(self, center: Tensor, radius: Tensor | float) -> None:
+        """center: (...), floating point; radius: a number or a tensor that broadcasts to it, finite, not negative."""
+        _check_floating(center)
+        _check_size("a radius", radius)
+        radius = torch.as_tensor(radius, dtype=center.dtype, device=center.device)
+        self._fill(center, radius.expand_as(center), [0])
+
+    @classmethod
+    def ball(
+        cls, x: Tensor, eps: float | Tensor, within: tuple[float | Tensor, float | Tensor] | None = (0.0, 1.0)
+    ) -> Box:
+        """All points within eps of x (B, ...) in the maximum norm, intersected with [within[0], within[1]].
+
+        eps is a number or a tensor that broadcasts to x, finite and not negative.
+        """
+        _check_floating(x)
+        _check_size("eps", eps)
+        if within is None:
+            return cls(x, eps)
+        low, high = within
+        box = _between((x - eps).clamp(min=low), (x + eps).clamp(max=high))
+        if not bool((box.radius >= 0).all()):  # NaN too. This waits for the device, but only at a network's entrance
+            raise UserError(f"some of x lies outside of [{low}, {high}] by more than eps; scale x or set `within`.")
+        return box
+
+    @classmethod
+    def from_bounds(cls, lower: Tensor, upper: Tensor) -> Box:
+        """The box [lower, upper], both (...)."""
+        _check_floating(lower)
+        box = _between(lower, upper)
+        if not bool((box.radius >= 0).all()):
+            raise UserError("Box.from_bounds needs finite numbers, lower <= upper everywhere; check their order.")
+        return box
+
+    def _fill(self, center: Tensor, radius: Tensor, changes: list[int]) -> Box:
+        self._center, self._radius = center, radius
+        self._changes, self._seen = changes, changes[0]
+        self._last: LastLayer | None = None
+        self.elided = False
+        return self
+
+    @staticmethod
+    def _of(center: Tensor, radius: Tensor) -> Box:
+        """A new box from two tensors of one shape and dtype, unchecked: what the rules return."""
+        return object.__new__(Box)._fill(center, radius, [0])
+
+    def _view(self, center: Tensor, radius: Tensor) -> Box:
+        """A box whose elements are elements of this one: it shares the counter of in-place changes."""
+        if center is self._center and radius is self._radius:
+            return self
+        return object.__new__(Box)._fill(center, radius, self._changes)
+
+    def _become(self, other: Box) -> Box:
+        """Change this box in place."""
+        if other.shape != self.shape:
+            unsupported(f"an in-place operation cannot turn shape {tuple(self.shape)} into {tuple(other.shape)}")
+        center, radius = other.center.to(self.dtype), other.radius.to(self.dtype)
+        self._changes[0] += 1
+        return self._fill(center, radius, self._changes)
+
+    def _check_current(self) -> None:
+        if self._seen != self._changes[0]:
+            advice = "use that view, or an operation that is not in place."
+            unsupported("this Box was changed in place through another view of it", advice)
+
+    @property
+    def center(self) -> Tensor:
+        """The midpoint of the bounds."""
+        self._check_current()
+        return self._center
+
+    @property
+    def radius(self) -> Tensor:
+        """Half the distance between the bounds."""
+        self._check_current()
+        return self._radius
+
+    @property
+    def lower(self) -> Tensor:
+        """The lower bound."""
+        return self.center - self.radius
+
+    @property
+    def upper(self) -> Tensor:
+        """The upper bound."""
+        return self.center + self.radius
+
+    @property
+    def last(self) -> LastLayer | None:
+        """The linear layer that made this box (B, K); None when something else did."""
+        self._check_current()
+        return self._last
+
+    def margins(self, y: Tensor) -> Box:
+        """Margins m_k = z_y - z_k (B, K) of these outputs z (B, K) for the labels y (B,); m_y is exactly 0.
+
+        If a linear layer z = W x + b made this box then m_k = (W_y - W_k) x + b_y - b_k is bounded over the box of x,
+        with radius sum_j |W_yj - W_kj| r_j: exact for that layer, and never wider than the difference of two bounds,
+        whose radius is sum_j (|W_yj| + |W_kj|) r_j. Otherwise it is that difference. `elided` says which.
+        """
+        box = Box._of(*self._margins(y))
+        box.elided = self.elided
+        return box
+
+    def lower_margins(self, y: Tensor) -> Tensor:
+        """Lower bounds (B, K) of the margins z_y - z_k; an image is proved robust when all but that of y are > 0."""
+        center, radius = self._margins(y)
+        return center - radius
+
+    def _margins(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        if self.ndim != 2 or y.shape != self.shape[:1]:
+            shapes = f"{tuple(self.shape)} and {tuple(y.shape)}"
+            raise UserError(f"margins need outputs (B, K) and labels (B,), not {shapes}; flatten the outputs first.")
+        label = y.unsqueeze(1)
+        center = self.center.gather(1, label) - self.center
+        if self._last is None:
+            radius = self.radius.gather(1, label) + self.radius
+            return center, radius.scatter(1, label, 0.0)
+        weight = self._last.weight
+        if self._last.version != version_of(weight):
+            raise UserError("the last layer's weights have changed since this Box was made; run the network again.")
+        with _exactly(self.device.type):
+            spread = (weight[y].unsqueeze(1) - weight).abs()  # (B, K, J)
+            return center, torch.bmm(spread, self._last.input.radius.unsqueeze(2)).squeeze(2)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not all(issubclass(kind, (Box, Tensor)) for kind in types):
+            unsupported(f"{name_of(func)} cannot mix a Box with another kind of set")
+        return apply(func, args, kwargs or {})
+
+    def __getattr__(self, name: str) -> Any:
+        """Tensor methods and properties, by the same rules as functions."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        member = getattr(Tensor, name, None)
+        if callable(member) and member in RULES:
+            return lambda *args, **kwargs: apply(member, (self, *args), kwargs)
+        getter = getattr(member, "__get__", None)
+        if getter in RULES:
+            return apply(getter, (self,), {})
+        unsupported(f"'{name}' has no rule for a Box", kind=UnsupportedAttribute)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._center.shape
+
+    @property
+    def ndim(self) -> int:
+        return self._center.ndim
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._center.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._center.device
+
+    @property
+    def requires_grad(self) -> bool:
+        return self._center.requires_grad or self._radius.requires_grad
+
+    def __repr__(self) -> str:
+        return f"Box(shape={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}')"
+
+    def __len__(self) -> int:
+        if self.ndim == 0:
+            unsupported("a Box of no dimensions has no length")
+        return len(self._center)
+
+    def __iter__(self) -> Iterator[Box]:
+        return iter(self.unbind(0))
+
+    def __getitem__(self, index: Any) -> Any:
+        return apply(Tensor.__getitem__, (self, index), {})
+
+    def __neg__(self) -> Any:
+        return apply(Tensor.neg, (self,), {})
+
+    def __abs__(self) -> Any:
+        return apply(Tensor.abs, (self,), {})
+
+    __add__ = __radd__ = _operator(Tensor.add)
+    __sub__ = _operator(Tensor.sub)
+    __rsub__ = _operator(torch.rsub)
+    __mul__ = __rmul__ = _operator(Tensor.mul)
+    __truediv__ = _operator(Tensor.div)
+    __rtruediv__ = _operator(Tensor.__rtruediv__)
+    __matmul__ = _operator(Tensor.matmul)
+    __iadd__ = _operator(Tensor.add_)
+    __isub__ = _operator(Tensor.sub_)
+    __imul__ = _operator(Tensor.mul_)
+    __itruediv__ = _operator(Tensor.div_)
+
+
+def _refuse(name: str) -> Callable[..., NoReturn]:
+    def refuse(box: Box, *args: Any) -> NoReturn:
+        unsupported(f"'{name}' is undefined for a Box, which holds many values")
+
+    return refuse
+
+
+# Python would find a way around some of these: bool() by len(), == by identity.
+_REFUSED = "bool float int index complex array contains setitem eq ne lt le gt ge pow rpow mod floordiv"
+for _name in _REFUSED.split():
+    setattr(Box, f"__{_name}__", _refuse(_name))
+
+
+def _between(lower: Tensor, upper: Tensor) -> Box:
+    """[lower, upper] as a box, in two passes; where lower = upper the centre is that number exactly."""
+    center = torch.lerp(lower, upper, 0.5)
+    return Box._of(center, upper - center)
+
+
+def _check_floating(value: object) -> None:
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise UserError(f"a Box is made of floating-point tensors, not {kind}; convert it first.")
+
+
+def _check_size(name: str, size: float | Tensor) -> None:
+    good = bool(((size >= 0) & size.isfinite()).all()) if isinstance(size, Tensor) else 0 <= size < math.inf
+    if not good:
+        raise UserError(f"{name} must be finite and not negative; got {size}.")
+
+
+def version_of(weight: Tensor) -> int:
+    """How often a tensor was written to; inference tensors do not count."""
+    return 0 if weight.is_inference() else weight._version
+
+
+def apply(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the rule of `func`: the one gate for functions, methods, properties and operators."""
+    rule = RULES.get(func)
+    if rule is None:
+        unsupported(f"{name_of(func)} has no rule for a Box")
+    if kwargs.get("out") is not None:
+        unsupported(f"{name_of(func)} cannot write a Box to out=")
+    device = _device_type(args or tuple(kwargs.values()))
+    if device != "meta" and torch.is_autocast_enabled(device):
+        with _exactly(device):
+            return rule(func, *args, **kwargs)
+    return rule(func, *args, **kwargs)
+
+
+def _device_type(args: Any) -> str:
+    first = args[0] if args else None
+    if isinstance(first, (list, tuple)):
+        return _device_type(first)
+    return first.device.type if isinstance(first, (Box, Tensor)) else "cpu"
+
+
+def _exactly(device_type: str) -> torch.autocast:
+    """Rules keep the precision of their box; autocast would round the bounds."""
+    return torch.autocast(device_type, enabled=False)
+
+
+def unsupported(what: str, advice: str = "", kind: type[UnsupportedOperation] = UnsupportedOperation) -> NoReturn:
+    """Raise, saying which layer asked for what, and what to do."""
+    raise kind(f"{_caller()}{what}; {advice or f'supported are {SUPPORTED}.'}")
+
+
+def _caller() -> str:
+    """Where in the user's network we are, as "layer 'features.3' (LSTM): ".
+
+    Frames are walked only here, on the way to an error, so that the usual way pays nothing for it.
+    """
+    modules: list[nn.Module] = []  # innermost first
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in ("forward", "_call_impl") and isinstance(frame.f_locals.get("self"), nn.Module):
+            modules.append(frame.f_locals["self"])
+        frame = frame.f_back
+    for root in reversed(modules):
+        for path, module in root.named_modules():
+            if module is modules[0]:
+                kind = type(module).__name__
+                return f"layer '{path}' ({kind}): " if path else f"{kind}.forward: "
+    return ""
+
+
+def name_of(func: Callable[..., Any]) -> str:
+    """torch.nn.functional.softmax as the user would write it."""
+    return resolve_name(func) or getattr(func, "__name__", repr(func))
+
+
+from advibp.bounds import box_rules  # noqa: E402, F401  (last: the rules need Box)

@@ -1,0 +1,118 @@
+"""Files that are whole or absent: atomic writes, and checkpoints as safetensors with a checksum. No pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor, nn
+
+from advibp.errors import UserError
+
+FORMAT = 1
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Write beside the target, flush to the disk, then rename: a kill at any moment leaves the old file or the new."""
+    data = content.encode() if isinstance(content, str) else content
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    sha = hashlib.sha256()
+    for name in sorted(tensors):
+        sha.update(name.encode())
+        sha.update(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
+
+
+def save(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any] | None = None) -> None:
+    """Tensors and a few facts (anything JSON can hold) in one safetensors file."""
+    # Zero-dimensional tensors keep their shape; clones because safetensors refuses tensors that share memory.
+    held = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}
+    meta = {"advibp": json.dumps({"format": FORMAT, "sha256": _digest(held), "facts": facts or {}})}
+    write_atomically(path, to_bytes(held, metadata=meta))
+
+
+def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `save` wrote. Anything else, also a single flipped bit, is a UserError."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            meta = json.loads((file.metadata() or {}).get("advibp", "null"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; give the folder of a run that `advibp train --out` made.") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({error}); delete it to go on from an earlier checkpoint.") from None
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise UserError(
+            f"{path} is no advibp file of format {FORMAT}; it was written by something else or another version."
+        )
+    if meta.get("sha256") != _digest(tensors):
+        raise UserError(f"{path} is damaged (its checksum differs); delete it to go on from an earlier checkpoint.")
+    return tensors, meta["facts"]
+
+
+def load_weights(net: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    """Copy weights into a network of the same structure."""
+    try:
+        net.load_state_dict(tensors, strict=True)
+    except RuntimeError as error:
+        first = str(error).split("\n")[1].strip()
+        raise UserError(
+            f"The weights in {path} do not fit this network ({first}); name the network they belong to."
+        ) from None
+
+
+def file_name(epoch: int) -> str:
+    return f"epoch-{epoch:05d}.safetensors"
+
+
+def newest(folder: Path) -> list[Path]:
+    """Checkpoints of a run, newest first."""
+    return sorted(folder.glob("epoch-*.safetensors"), reverse=True)
+
+
+def prune(folder: Path, keep: int) -> None:
+    for old in newest(folder)[keep:]:
+        old.unlink()
+
+
+def group(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors under `prefix.`, without it."""
+    return {k.removeprefix(f"{prefix}."): v for k, v in tensors.items() if k.startswith(f"{prefix}.")}
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's state, one name per parameter number and entry."""
+    state = optimizer.state_dict()["state"]
+    return {f"{i}.{k}": torch.as_tensor(v) for i, entry in state.items() for k, v in entry.items()}
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        number, key = name.split(".", 1)
+        state.setdefault(int(number), {})[key] = value
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+def fingerprint(net: nn.Module) -> str:
+    """Twelve hex digits that tell one set of weights from another."""
+    return _digest({k: v.detach().cpu() for k, v in net.state_dict().items()})[:12]

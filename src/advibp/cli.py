@@ -1,0 +1,321 @@
+"""The command line: train, certify, attack, predict, nets, methods, recipes."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from advibp import __version__, checkpoint, images, nets
+from advibp import data as datasets
+from advibp.display import Counting, Live
+from advibp.errors import UserError
+from advibp.methods import METHODS
+from advibp.recipe import Recipe, number, shipped
+from advibp.runs import RunFolder, first_net, open_run, train
+from advibp.training import resolve_device
+from advibp.verify import Attack, Certificate, certify, largest_proved_eps
+from advibp.verify.cascade import check_eps
+
+OUT = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0; 2 for a mistake of the user's; 130 for Ctrl-C."""
+    args = parser().parse_args(argv)
+    try:
+        args.command(args)
+    except UserError as error:
+        return _complain(str(error))
+    except OSError as error:
+        return _complain(f"{error.filename or 'a file'}: {error.strerror or error}; nothing written before is lost.")
+    except KeyboardInterrupt:
+        print("\nstopped; what is finished is kept: the same command goes on (train: with --resume).", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _complain(sentence: str) -> int:
+    print(f"error: {sentence}", file=sys.stderr)
+    return 2
+
+
+# ---------------------------------------------------------------------------------------------- commands
+
+
+def run_train(args: argparse.Namespace) -> None:
+    given = {f.name: getattr(args, f.name) for f in dataclasses.fields(Recipe) if getattr(args, f.name) is not None}
+    if args.resume and args.out and RunFolder(Path(args.out)).exists:
+        # The folder knows its recipe; what is said again must agree with it, which `train` checks.
+        kept = RunFolder(Path(args.out)).recipe().as_dict()
+        recipe = Recipe.of({**kept, **(Recipe.load(args.recipe).as_dict() if args.recipe else {}), **given})
+    else:
+        recipe = Recipe.load(args.recipe, **given)
+    out = Path(args.out or f"runs/{Path(recipe.data).stem}-{Path(recipe.net).stem}-{recipe.method}-eps{recipe.eps:g}")
+    if RunFolder(out).exists and not args.resume:
+        raise UserError(f"{out} holds a run already; add --resume to continue it, or choose another --out.")
+    data = datasets.load(recipe.data, validation=recipe.validation, limit=recipe.limit)
+    net = first_net(recipe, data)
+    OUT.print(
+        f"[bold]{recipe.method}[/] on {data.name} ({len(data.train):,} images), {recipe.net} "
+        f"({sum(p.numel() for p in net.parameters()):,} parameters), eps {recipe.eps:g}, "
+        f"{recipe.epochs:g} epochs -> {out}"
+    )
+    OUT.print("std.err and verified: errors on the validation images, at eps_train\n", style="dim")
+    run = train(net, data, recipe=recipe, out=out, resume=args.resume, show=Live(OUT))
+    OUT.print(
+        f"\ntrained in {run.summary['seconds'] / 60:.1f} minutes; next: advibp certify {out} --eps {recipe.eps:g}"
+    )
+
+
+def run_certify(args: argparse.Namespace) -> None:
+    net, recipe, test = _open(args)
+    attack = Attack(steps=args.steps, step=args.step, restarts=args.restarts, loss=args.loss)
+    eps = _radii(args.eps, recipe)
+    with Counting(OUT, "certifying") as counting:
+        certificate = certify(
+            net, test, eps, by=args.by, attack=attack, out=Path(args.run) / "certify", seed=args.seed,
+            model=checkpoint.fingerprint(net), progress=counting.progress,
+        )  # fmt: skip
+    OUT.print(_table(certificate, f"{args.run}: {len(test)} test images, {attack}"))
+    OUT.print(f"records: {Path(args.run) / 'certify' / 'records.jsonl'}", style="dim")
+
+
+def run_attack(args: argparse.Namespace) -> None:
+    net, recipe, test = _open(args)
+    attack = Attack(steps=args.steps, step=args.step, restarts=args.restarts, loss=args.loss)
+    table = Table("eps", "images", "standard error", "PGD error", title=f"{args.run}: {attack}")
+    for eps in _radii(args.eps, recipe):
+        found, broken, wrong = [], [], 0
+        with Counting(OUT, f"attacking at eps {eps:g}") as counting, torch.random.fork_rng():
+            torch.manual_seed(args.seed)
+            for start in range(0, len(test), 500):
+                x, y = test.x[start : start + 500].to(args.device), test.y[start : start + 500].to(args.device)
+                attacked = attack(net, x, y, eps)
+                with torch.no_grad():
+                    wrong += int((net(x).argmax(1) != y).sum())
+                found.append(attacked.x_adv.cpu())
+                broken.append(attacked.broken.cpu())
+                counting.progress(eps, start + len(x), len(test))
+        (Path(args.run) / "attack").mkdir(exist_ok=True)
+        file = Path(args.run) / "attack" / f"eps-{eps:g}.safetensors"
+        checkpoint.save(
+            file, {"x_adv": torch.cat(found), "broken": torch.cat(broken)}, {"eps": eps, "attack": str(attack)}
+        )
+        share = float(torch.cat(broken).float().mean())
+        table.add_row(f"{eps:g}", str(len(test)), f"{100 * wrong / len(test):.2f} %", f"{100 * share:.2f} %")
+        OUT.print(f"adversarial examples: {file}", style="dim")
+    OUT.print(table)
+
+
+def run_predict(args: argparse.Namespace) -> None:
+    net, recipe = open_run(args.run, _own_net(args))
+    shape = tuple(RunFolder(Path(args.run)).facts()["input_shape"])
+    for name in args.image:
+        x, label = _image(name, recipe, shape)
+        with torch.no_grad():
+            logits = net(x[None])
+        predicted = logits.argmax(1)
+        eps = float(largest_proved_eps(net, x[None], predicted))
+        truth = "" if label is None else f" (label {label})"
+        share = float(logits.softmax(1)[0, predicted])
+        proof = f"proved for every change of up to eps {eps:.4f} per pixel" if eps > 0 else "not proved at any eps"
+        OUT.print(f"{name}: class [bold]{int(predicted)}[/]{truth}, softmax {100 * share:.1f} %, {proof}")
+
+
+def run_nets(args: argparse.Namespace) -> None:
+    shape = args.shape
+    if args.net:
+        table = Table("layer", "output", "parameters", title=f"{args.net} on {'x'.join(map(str, shape))}")
+        for layer, output, count in nets.summary(nets.build(args.net, shape, args.classes), shape):
+            table.add_row(layer, "x".join(map(str, output)), f"{count:,}")
+    else:
+        table = Table(
+            "name", "structure", "parameters", title=f"on {'x'.join(map(str, shape))}, {args.classes} classes"
+        )
+        for name, structure in nets.STRUCTURES.items():
+            count = sum(p.numel() for p in nets.build(name, shape, args.classes).parameters())
+            table.add_row(name, structure, f"{count:,}")
+    OUT.print(table)
+
+
+def run_methods(args: argparse.Namespace) -> None:
+    table = Table("method", "what it minimises")
+    for name, method in METHODS.items():
+        table.add_row(name, method.says)
+    OUT.print(table)
+
+
+def run_recipes(args: argparse.Namespace) -> None:
+    if args.name:
+        OUT.print(Recipe.load(args.name).to_yaml(), markup=False)
+        return
+    for name in shipped():
+        OUT.print(name)
+
+
+# ---------------------------------------------------------------------------------------------- what they share
+
+
+def _open(args: argparse.Namespace) -> tuple[nn.Module, Recipe, datasets.Split]:
+    """Network, recipe and test images of a run's folder."""
+    net, recipe = open_run(args.run, _own_net(args))
+    data = datasets.load(args.data or recipe.data, validation=recipe.validation)
+    args.device = resolve_device(args.device)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    test = data.test.take(args.limit) if args.limit else data.test
+    return net.to(args.device), recipe, test
+
+
+def _own_net(args: argparse.Namespace) -> nn.Module | None:
+    return nets.from_file(args.net) if args.net else None
+
+
+def _radii(given: list[float] | None, recipe: Recipe) -> list[float]:
+    radii = given or [recipe.eps]
+    for eps in radii:
+        check_eps(eps)
+    return radii
+
+
+def _image(name: str, recipe: Recipe, shape: tuple[int, ...]) -> tuple[torch.Tensor, int | None]:
+    if not name.startswith("test:"):
+        return images.read(name, shape), None  # type: ignore[arg-type]
+    test = datasets.load(recipe.data, validation=recipe.validation).test
+    if not name[5:].isdigit() or int(name[5:]) >= len(test):
+        raise UserError(f"'{name}' names no test image; give test:0 to test:{len(test) - 1}, or an image file.")
+    return test.x[int(name[5:])], int(test.y[int(name[5:])])
+
+
+def _table(certificate: Certificate, title: str) -> Table:
+    head, *rows = certificate.rows()
+    shown = [i for i, name in enumerate(head) if i < 5 or any(row[i] != "0" for row in rows)]
+    table = Table(*(head[i] for i in shown), title=title)
+    for row in rows:
+        table.add_row(*(row[i] for i in shown))
+    return table
+
+
+def _fraction(text: str) -> float:
+    try:
+        return float(number(-1e9)(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number; write 0.3 or 8/255") from None
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    parts = text.split("x")
+    if len(parts) != 3 or not all(p.isdigit() and int(p) > 0 for p in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is no shape; write channels x height x width, such as 1x28x28")
+    return tuple(int(p) for p in parts)
+
+
+# ---------------------------------------------------------------------------------------------- options
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="advibp",
+        description="Train neural networks whose robustness can be proved, attack them, and prove it image by image.",
+        epilog="first steps: advibp train mnist dm-small --recipe demo --out runs/first; advibp certify runs/first --eps 0.1",
+    )
+    top.add_argument("--version", action="version", version=f"advibp {__version__}")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    _train_options(commands.add_parser("train", help="train a network into a folder", formatter_class=_Help))
+    _run_options(
+        commands.add_parser("certify", help="verdict for every test image", formatter_class=_Help), run_certify
+    )
+    _run_options(commands.add_parser("attack", help="attack every test image", formatter_class=_Help), run_attack)
+
+    predict = commands.add_parser("predict", help="class of an image, and the largest eps at which it is proved")
+    predict.add_argument("run", help="folder of a finished run")
+    predict.add_argument("image", nargs="+", help="PNG or JPEG of the right size, or test:17 for test image 17")
+    predict.add_argument("--net", help="file.py:function, for a network of one's own")
+    predict.set_defaults(command=run_predict)
+
+    structures = commands.add_parser("nets", help="network structures with shapes and parameter counts")
+    structures.add_argument("net", nargs="?", help="one network, layer by layer; a name or a grammar")
+    structures.add_argument("--shape", type=_shape, default=(1, 28, 28), help="input shape (default 1x28x28)")
+    structures.add_argument("--classes", type=int, default=10)
+    structures.set_defaults(command=run_nets)
+
+    commands.add_parser("methods", help="training methods").set_defaults(command=run_methods)
+    recipes = commands.add_parser("recipes", help="shipped recipes; with a name, all its keys")
+    recipes.add_argument("name", nargs="?")
+    recipes.set_defaults(command=run_recipes)
+    return top
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Defaults behind every option, examples as they were written."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default in (None, False) else super()._get_help_string(action)
+
+
+def _train_options(train_parser: argparse.ArgumentParser) -> None:
+    train_parser.description = (
+        "Train NET on DATA with a method and a radius. DIR then holds recipe.yaml, metrics.jsonl, TensorBoard events,\n"
+        "checkpoints, model.safetensors and summary.json. Every key of a recipe is an option here.\n\n"
+        "  advibp train mnist dm-small --eps 0.3 --out runs/first\n"
+        '  advibp train digits.npz "Conv 16 4x4+2, FC 100" --eps 8/255 --epochs 20\n'
+        "  advibp train --resume --out runs/first"
+    )
+    train_parser.add_argument("data", nargs="?", help=_says("data"))
+    train_parser.add_argument("net", nargs="?", help=_says("net"))
+    train_parser.add_argument(
+        "--out", metavar="DIR", help="folder of the run; default: runs/ and a name made of the recipe"
+    )
+    train_parser.add_argument(
+        "--resume", action="store_true", help="continue the run in --out exactly where it stopped"
+    )
+    train_parser.add_argument(
+        "--recipe", help="a shipped recipe (advibp recipes) or a YAML file; options given here win"
+    )
+    default = Recipe()
+    for f in dataclasses.fields(Recipe):
+        if f.name in ("data", "net", "published"):
+            continue
+        shown = getattr(default, f.name)
+        shown = ",".join(map(str, shown)) if isinstance(shown, tuple) else "none" if shown is None else shown
+        says = f"{f.metadata['says']} (default: {shown})".replace("%", "%%")
+        names = dict.fromkeys([f"--{f.name.replace('_', '-')}", f"--{f.name}"])
+        train_parser.add_argument(*names, dest=f.name, help=says, metavar=f.name.split("_")[-1].upper())
+    train_parser.set_defaults(command=run_train, published=None)
+
+
+def _says(key: str) -> str:
+    return str(Recipe.__dataclass_fields__[key].metadata["says"])
+
+
+def _run_options(run_parser: argparse.ArgumentParser, command: Any) -> None:
+    run_parser.add_argument("run", help="folder of a finished run")
+    run_parser.add_argument(
+        "--eps", nargs="+", type=_fraction, help="radii, such as 0.1 0.2 or 8/255; default: the run's eps"
+    )
+    if command is run_certify:
+        run_parser.add_argument("--by", nargs="+", default=["ibp"], help="verifiers")
+    run_parser.add_argument("--data", help="other data than the run's")
+    run_parser.add_argument("--net", help="file.py:function, for a network of one's own")
+    run_parser.add_argument("--limit", type=int, help="the first N test images only")
+    run_parser.add_argument("--steps", type=int, default=200, help="PGD steps")
+    run_parser.add_argument("--step", type=float, default=0.1, help="PGD step size as a share of eps")
+    run_parser.add_argument("--restarts", type=int, default=1, help="PGD restarts")
+    run_parser.add_argument("--loss", choices=["ce", "margin"], default="ce", help="what PGD climbs")
+    run_parser.add_argument("--seed", type=int, default=0, help="seed of the random starts")
+    run_parser.add_argument("--threads", type=int, help="CPU threads")
+    run_parser.add_argument("--device", default="auto")
+    run_parser.set_defaults(command=command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

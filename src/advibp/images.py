@@ -1,0 +1,34 @@
+"""One image file -> a tensor in [0, 1] of the shape a network expects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from advibp.errors import UserError
+
+
+def read(path: str | Path, input_shape: tuple[int, int, int]) -> Tensor:
+    """PNG, JPEG, ... -> (C, H, W). The size must fit: resizing would certify another image."""
+    channels, height, width = input_shape
+    if channels not in (1, 3):
+        raise UserError(f"The network takes {channels} channels; image files have 1 or 3, so give its data as .npz.")
+    try:
+        with Image.open(path) as image:
+            if image.size != (width, height):
+                raise UserError(
+                    f"{path} is {image.size[0]}x{image.size[1]} pixels, but the network takes {width}x{height}; "
+                    f"resize it first."
+                )
+            pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"), dtype=np.float32) / 255
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; give an image file, or test:17 for test image 17.") from None
+    except (UnidentifiedImageError, OSError, Image.DecompressionBombError, SyntaxError) as error:
+        raise UserError(
+            f"{path} is no image that can be read ({error}); give a PNG or JPEG of {width}x{height} pixels."
+        ) from None
+    return torch.from_numpy(pixels.reshape(height, width, channels)).permute(2, 0, 1).contiguous()

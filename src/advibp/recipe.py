@@ -1,0 +1,272 @@
+"""The one typed set of options: the same names in YAML, on the command line, in Python and in a run's folder.
+
+It is flat, so that every key is also the name of its command-line option. Times are in epochs, or in percent of all
+epochs ("30%"), so that a recipe keeps its shape when only `epochs` changes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from advibp.errors import UserError
+from advibp.methods import METHODS
+from advibp.schedules import Timeline
+
+Parser = Callable[[Any], Any]
+Span = float | str  # epochs, or "30%" of all epochs
+
+
+def number(low: float, high: float = math.inf, *, above: bool = False) -> Parser:
+    """A finite number in [low, high], or in (low, high] with `above`; fractions such as 8/255 are read too."""
+    interval = f"{'(' if above else '['}{low:g}, {high:g}{']' if high < math.inf else ')'}"
+
+    def parse(value: Any) -> float:
+        try:
+            top, _, bottom = str(value).partition("/")
+            result = float(top) / float(bottom) if bottom else float(top)
+        except (ValueError, ZeroDivisionError):
+            result = math.nan
+        inside = low < result if above else low <= result
+        if isinstance(value, bool) or not (inside and result <= high and math.isfinite(result)):
+            raise ValueError(f"a number in {interval}")
+        return result
+
+    return parse
+
+
+def integer(low: int) -> Parser:
+    def parse(value: Any) -> int:
+        try:
+            result = int(str(value))
+        except ValueError:
+            result = low - 1
+        if isinstance(value, bool) or result < low:
+            raise ValueError(f"a whole number of at least {low}")
+        return result
+
+    return parse
+
+
+def one_of(*names: str) -> Parser:
+    def parse(value: Any) -> str:
+        if value not in names:
+            raise ValueError("one of " + ", ".join(names))
+        return str(value)
+
+    return parse
+
+
+def flag(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if str(value).lower() in ("true", "yes", "on", "1", "false", "no", "off", "0"):
+        return str(value).lower() in ("true", "yes", "on", "1")
+    raise ValueError("true or false")
+
+
+def text(value: Any) -> str:
+    if not isinstance(value, str | Path) or not str(value):
+        raise ValueError("a text")
+    return str(value)
+
+
+def span(value: Any) -> Span:
+    if isinstance(value, str) and value.strip().endswith("%"):
+        share = value.strip()[:-1]
+        try:
+            number(0, 100)(share)
+        except ValueError:
+            raise ValueError("a number of epochs, or a share of them from 0% to 100%") from None
+        return f"{float(share):g}%"
+    try:
+        return float(number(0)(value))
+    except ValueError:
+        raise ValueError("a number of epochs (at least 0), or a share of them such as 30%") from None
+
+
+def spans(value: Any) -> tuple[Span, ...]:
+    if isinstance(value, str):
+        value = value.split(",") if value.strip() else []
+    if not isinstance(value, list | tuple):
+        raise ValueError("a list of epochs or shares, such as 75%,90%")
+    return tuple(span(v) for v in value)
+
+
+def or_word(word: str, parse: Parser) -> Parser:
+    """What `parse` reads, or one fixed word in its place."""
+
+    def either(value: Any) -> Any:
+        if value == word or (word == "none" and value is None):
+            return None if word == "none" else word
+        try:
+            return parse(value)
+        except ValueError as wanted:
+            raise ValueError(f"{wanted}, or {word}") from None
+
+    return either
+
+
+def numbers(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError("a mapping of names to published numbers")
+    return dict(value)
+
+
+def _option(default: Any, parse: Parser, says: str) -> Any:
+    return field(default=default, metadata={"parse": parse, "says": says})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that determines a run. The defaults train MNIST on two CPU cores."""
+
+    data: str = _option("mnist", text, "mnist, a folder of idx files, or a .npz file")
+    net: str = _option("dm-small", text, "a name from `advibp nets`, a grammar, or file.py:function")
+    method: str = _option("advibp", one_of(*METHODS), "training method: " + ", ".join(METHODS))
+    eps: float = _option(
+        0.3, number(0, 1, above=True), "eps_train, l_inf radius in pixels of [0, 1]; 8/255 is read too"
+    )
+    epochs: float = _option(70.0, number(0, above=True), "all epochs, warm-up included")
+    warmup_natural: Span = _option(1.0, span, "T_nat: epochs on the regular loss")
+    warmup_adversarial: Span = _option(1.0, span, "T_adv: epochs on the adversarial loss, eps growing")
+    warmup_adversarial_ramp: Span | None = _option(
+        None, or_word("none", span), "epochs of T_adv in which eps grows; none: all of them"
+    )
+    ramp: Span = _option("35%", span, "R: epochs of the joint phase in which eps grows to eps_train")
+    ramp_shape: str = _option(
+        "linear", one_of("linear", "smooth"), "how eps grows: linear, or smooth (quartic, then linear)"
+    )
+    c_max: float | str = _option(1e-4, or_word("auto", number(0)), "first FOSC threshold; auto: FOSC after the warm-up")
+    c_extra: Span = _option(0.0, span, "epochs at full eps before c_t decays")
+    c_decay: Span = _option("10%", span, "T': epochs in which c_t falls from c_max to 0")
+    fosc_scale: str = _option(
+        "sample", one_of("sample", "batch"), "c_max in the scale of each sample's loss, or of the batch-mean loss"
+    )
+    beta1: float = _option(0.9, number(0, 0.999999), "decay of the gradient moments")
+    beta2: float = _option(0.99, number(0, 0.999999), "decay of the norm moments")
+    batch_size: int = _option(256, integer(1), "images per step")
+    lr: float = _option(1e-3, number(0, above=True), "Adam's learning rate")
+    lr_milestones: tuple[Span, ...] = _option(
+        ("75%", "90%"), spans, "when the learning rate is multiplied by lr_factor"
+    )
+    lr_factor: float = _option(0.25, number(0, 1), "what the learning rate is multiplied by")
+    clip: float | None = _option(10.0, or_word("none", number(0, above=True)), "largest norm of a step's gradient")
+    l1: float = _option(0.0, number(0), "weight of the sum of absolute weights")
+    init: str = _option("ibp", one_of("ibp", "default"), "first weights: ibp (Shi et al. 2021), or torch's default")
+    normalise: bool = _option(
+        False, flag, "a first layer that subtracts the training images' mean and divides by their std"
+    )
+    validation: int = _option(1000, integer(1), "training images held out to watch the run and to select a checkpoint")
+    select: str = _option(
+        "last", one_of("last", "best"), "final weights: last epoch, or best verified error on validation"
+    )
+    limit: int | None = _option(None, or_word("none", integer(1)), "train on this many images only")
+    seed: int = _option(0, integer(0), "weights, data order and attacks follow from it")
+    threads: int | None = _option(None, or_word("none", integer(1)), "CPU threads; none: torch's choice")
+    device: str = _option("auto", text, "auto, cpu, cuda, cuda:1, mps")
+    published: dict[str, Any] | None = _option(
+        None, or_word("none", numbers), "numbers the paper gives for this run, for comparison"
+    )
+
+    @classmethod
+    def load(cls, source: str | Path | None = None, /, **changes: Any) -> Recipe:
+        """The defaults, changed by a recipe (a shipped one by name, or a YAML file), changed by `changes`."""
+        return cls.of({**(_read(source) if source else {}), **changes})
+
+    @classmethod
+    def of(cls, mapping: Mapping[str, Any]) -> Recipe:
+        known = {f.name: f for f in dataclasses.fields(cls)}
+        values = {}
+        for key, value in mapping.items():
+            if key not in known:
+                near = difflib.get_close_matches(str(key), known, 1)
+                hint = f"did you mean {near[0]}?" if near else f"known keys are {', '.join(known)}."
+                raise UserError(f"'{key}' is no recipe key; {hint}")
+            try:
+                values[key] = known[key].metadata["parse"](value)
+            except ValueError as wanted:
+                raise UserError(f"{key} is {value!r}, but must be {wanted}.") from None
+        recipe = cls(**values)
+        recipe.timeline()  # phases that do not fit are found before anything runs
+        return recipe
+
+    def in_epochs(self, value: Span) -> float:
+        return float(value[:-1]) / 100 * self.epochs if isinstance(value, str) else value
+
+    def timeline(self) -> Timeline:
+        natural, adversarial = self.in_epochs(self.warmup_natural), self.in_epochs(self.warmup_adversarial)
+        if not METHODS[self.method].warm_up:
+            natural = adversarial = 0.0
+        growing = self.warmup_adversarial_ramp
+        line = Timeline(
+            epochs=self.epochs,
+            natural=natural,
+            adversarial=adversarial,
+            adversarial_ramp=None if growing is None else self.in_epochs(growing),
+            ramp=self.in_epochs(self.ramp),
+            ramp_shape=self.ramp_shape,  # type: ignore[arg-type]
+        )
+        if line.joint + line.ramp > self.epochs:
+            raise UserError(
+                f"warmup_natural + warmup_adversarial + ramp take {line.joint + line.ramp:g} epochs, but epochs is "
+                f"{self.epochs:g}; train longer, or shorten these phases."
+            )
+        return line
+
+    def command(self) -> str:
+        """The command that makes this run: what differs from the defaults, spelled out."""
+        default = Recipe(data=self.data, net=self.net)
+        changed = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != getattr(default, f.name)]
+        options = [f"--{k.replace('_', '-')} {_shown(getattr(self, k))}" for k in changed if k != "published"]
+        return " ".join(["advibp train", shlex.quote(self.data), shlex.quote(self.net), *options])
+
+    def as_dict(self) -> dict[str, Any]:
+        plain = dataclasses.asdict(self)
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}
+
+    def to_yaml(self) -> str:
+        """Every key, with what it means behind it."""
+        values = self.as_dict()
+        lines = [f"{f.name}: {json.dumps(values[f.name])}  # {f.metadata['says']}" for f in dataclasses.fields(self)]
+        return "\n".join(lines) + "\n"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return shlex.quote(",".join(map(str, value)))
+    return "none" if value is None else shlex.quote(str(value))
+
+
+def shipped() -> dict[str, Any]:
+    """Recipes inside the package, by name: `demo`, `paper/mnist-0.4`, ..."""
+    root = resources.files("advibp") / "recipes"
+    found = {f.name[:-5]: f for f in root.iterdir() if f.name.endswith(".yaml")}
+    found |= {f"paper/{f.name[:-5]}": f for f in (root / "paper").iterdir() if f.name.endswith(".yaml")}
+    return dict(sorted(found.items()))
+
+
+def _read(source: str | Path) -> dict[str, Any]:
+    recipes = shipped()
+    file = recipes.get(str(source), Path(source))
+    try:
+        loaded = yaml.safe_load(file.read_text("utf-8"))
+    except OSError:
+        raise UserError(f"There is no recipe '{source}'; give a YAML file or one of {', '.join(recipes)}.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{source} is no valid YAML ({' '.join(str(error).split())}); a recipe has lines such as 'lr: 0.001'."
+        ) from None
+    if not isinstance(loaded, dict):
+        raise UserError(f"{source} holds no recipe: expected lines such as 'lr: 0.001'.")
+    return loaded

@@ -1,0 +1,326 @@
+"""A run as a folder: train into it, resume it, open it again.
+
+recipe.yaml  metrics.jsonl  events/  checkpoints/  model.safetensors  summary.json
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import nn
+
+from advibp import __version__, checkpoint, nets
+from advibp.data import Data
+from advibp.display import Display, Silent
+from advibp.errors import UserError
+from advibp.events import Events
+from advibp.recipe import Recipe
+from advibp.training import EpochMeans, Training, untouched_global_state
+
+KEPT_CHECKPOINTS = 2
+
+# Where a run computes, not what it computes: these may differ when it is resumed.
+_WHERE = ("device", "threads", "data", "published")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one run."""
+
+    path: Path
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model.safetensors"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def exists(self) -> bool:
+        return (self.path / "recipe.yaml").exists()
+
+    def recipe(self) -> Recipe:
+        file = self.path / "recipe.yaml"
+        try:
+            loaded = yaml.safe_load(file.read_text("utf-8"))
+        except OSError:
+            raise UserError(
+                f"{self.path} holds no run: {file} is missing; give a folder that `advibp train --out` made."
+            ) from None
+        except (yaml.YAMLError, UnicodeDecodeError):
+            raise UserError(
+                f"{file} is damaged: it is no YAML; restore it, or train again into another folder."
+            ) from None
+        if not isinstance(loaded, dict):
+            raise UserError(f"{file} is damaged: it holds no recipe; restore it, or train again into another folder.")
+        return Recipe.of(loaded)
+
+    def create(self, recipe: Recipe) -> None:
+        if self.exists:
+            raise UserError(f"{self.path} holds a run already; add --resume to continue it, or choose another --out.")
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            checkpoint.write_atomically(self.path / "recipe.yaml", recipe.to_yaml())
+        except OSError as error:
+            raise UserError(f"{self.path} can't be written ({error.strerror}); choose another --out.") from None
+
+    def same_run(self, recipe: Recipe) -> None:
+        """Refuse to resume with another recipe."""
+        mine, asked = self.recipe().as_dict(), recipe.as_dict()
+        for key in mine:
+            if key not in _WHERE and mine[key] != asked[key]:
+                raise UserError(
+                    f"{self.path} was started with {key} = {mine[key]}, not {asked[key]}; resume it without changing "
+                    f"{key}, or train into another --out."
+                )
+
+    def save_checkpoint(self, training: Training, facts: dict[str, Any]) -> None:
+        tensors = {f"net.{k}": v for k, v in training.net.state_dict().items()}
+        tensors |= {f"optimizer.{k}": v for k, v in checkpoint.optimizer_tensors(training.optimizer).items()}
+        tensors |= {f"weighting.{k}": v for k, v in training.weighting.state().items()}
+        facts = {"steps": training.steps, "c_max": training.c_max, **facts}
+        checkpoint.save(self.checkpoints / checkpoint.file_name(training.epoch), tensors, facts)
+        checkpoint.prune(self.checkpoints, KEPT_CHECKPOINTS)
+
+    def restore(self, training: Training) -> tuple[dict[str, Any], list[str]]:
+        """Put the newest whole checkpoint into `training`; returns its facts and what was passed over."""
+        passed_over: list[str] = []
+        for path in checkpoint.newest(self.checkpoints):
+            try:
+                tensors, facts = checkpoint.load(path)
+            except UserError as error:
+                passed_over.append(str(error))
+                continue
+            checkpoint.load_weights(training.net, checkpoint.group("net", tensors), path)
+            checkpoint.load_optimizer(training.optimizer, checkpoint.group("optimizer", tensors))
+            moved = {k: v.to(training.device) for k, v in checkpoint.group("weighting", tensors).items()}
+            training.weighting.load_state(moved)
+            training.steps, training.c_max = facts["steps"], facts["c_max"]
+            self._forget_after(training.epoch)
+            return facts, passed_over
+        if passed_over:
+            raise UserError(f"No checkpoint of {self.path} is whole: {passed_over[0]}")
+        self._forget_after(0)
+        return {}, []
+
+    def log(self, metrics: dict[str, Any]) -> None:
+        with self.metrics.open("a") as file:
+            file.write(json.dumps(metrics) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def history(self) -> list[dict[str, Any]]:
+        """Metrics of the finished epochs. A last line cut short by a kill is no epoch."""
+        lines = self.metrics.read_text().split("\n")[:-1] if self.metrics.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def _forget_after(self, epoch: int) -> None:
+        """Epochs logged after the checkpoint will be trained, and logged, again."""
+        kept = [m for m in self.history() if m["epoch"] <= epoch]
+        checkpoint.write_atomically(self.metrics, "".join(json.dumps(m) + "\n" for m in kept))
+
+    def facts(self) -> dict[str, Any]:
+        """Input shape and classes of the trained network."""
+        return checkpoint.load(self.model)[1]
+
+    def summarise(self, summary: dict[str, Any]) -> None:
+        checkpoint.write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+    def save_model(self, net: nn.Module, facts: dict[str, Any]) -> None:
+        checkpoint.save(self.model, net.state_dict(), facts)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished training: the network, trained, and what happened on the way."""
+
+    net: nn.Module
+    recipe: Recipe
+    history: list[dict[str, Any]]
+    summary: dict[str, Any]
+    path: Path | None
+
+
+def train(
+    net: nn.Module,
+    data: Data,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    recipe: Recipe | str | Path | None = None,
+    show: Display | None = None,
+    **options: Any,
+) -> Run:
+    """Train `net` in place on `data`. `options` are recipe keys: method="advibp", eps=0.3, epochs=70, ...
+
+    With `out` the run is kept in a folder and can be continued, exactly, with resume=True.
+    """
+    if isinstance(recipe, Recipe):
+        recipe = Recipe.of({**recipe.as_dict(), **options})
+    else:
+        recipe = Recipe.load(recipe, **{"data": data.name, "net": type(net).__name__, **options})
+    folder = RunFolder(Path(out)) if out is not None else None
+    with untouched_global_state():
+        training = Training(net, data, recipe)
+        training.check()
+        facts: dict[str, Any] = {}
+        if folder and resume and folder.exists:
+            folder.same_run(recipe)
+            facts, passed_over = folder.restore(training)
+            for message in passed_over:
+                print(f"passed over: {message}", file=sys.stderr)
+        elif folder:
+            folder.create(recipe)
+        with show or Silent() as display:
+            return _train(training, folder, facts, display)
+
+
+def _train(training: Training, folder: RunFolder | None, facts: dict[str, Any], display: Display) -> Run:
+    recipe = training.recipe
+    events = Events(folder.path / "events", training.epoch) if folder else None
+    history = folder.history() if folder else []
+    spent, best, best_weights = facts.get("seconds", 0.0), facts.get("best"), None
+    display.start(training, history)
+    while not training.finished:
+        began = time.perf_counter()
+        metrics = _one_epoch(training, display)
+        spent += time.perf_counter() - began
+        improved = metrics["phase"] == "full" and (best is None or metrics["verified_error"] <= best["verified_error"])
+        if recipe.select == "best" and improved:
+            best = {k: metrics[k] for k in ("epoch", "standard_error", "verified_error")}
+            best_weights = {k: v.detach().clone() for k, v in training.net.state_dict().items()}
+            if folder:
+                checkpoint.save(folder.checkpoints / "best.safetensors", best_weights, best)
+        history.append(metrics)
+        if folder and events:
+            folder.log(metrics)
+            events.log(metrics)
+            folder.save_checkpoint(training, {"seconds": spent, "best": best})
+        display.epoch(training, metrics)
+    if best and recipe.select == "best":
+        if best_weights is None and folder:
+            best_weights, _ = checkpoint.load(folder.checkpoints / "best.safetensors")
+        training.net.load_state_dict(best_weights or {})
+    training.net.eval()
+    return _finish(training, folder, history, spent, best)
+
+
+def _one_epoch(training: Training, display: Display) -> dict[str, Any]:
+    means = EpochMeans()
+    for step in training.run_epoch():
+        means.add(step)
+        display.step(training, step)
+    metrics = {"epoch": training.epoch, **means.means()}
+    for name in ("loss_adv", "loss_ibp"):
+        if not math.isfinite(metrics.get(name, 0.0)):
+            raise UserError(
+                f"Training diverged: {name} is {metrics[name]} in epoch {training.epoch} (phase {metrics['phase']}, "
+                f"eps {metrics['eps']:g}); resume with a smaller lr, or train with a longer ramp."
+            )
+    metrics["standard_error"], metrics["verified_error"] = training.validation_errors()
+    return metrics
+
+
+def _finish(
+    training: Training,
+    folder: RunFolder | None,
+    history: list[dict[str, Any]],
+    spent: float,
+    best: dict[str, Any] | None,
+) -> Run:
+    recipe, last = training.recipe, history[-1]
+    summary = {
+        "command": recipe.command(),
+        "method": recipe.method,
+        "net": recipe.net,
+        "data": recipe.data,
+        "eps": recipe.eps,
+        "seed": recipe.seed,
+        "epochs": recipe.epochs,
+        "seconds": round(spent, 1),
+        "weights": recipe.select,
+        "validation": best or {k: last[k] for k in ("epoch", "standard_error", "verified_error")},
+        "validation_images": len(training.data.validation),
+        "parameters": sum(p.numel() for p in training.params),
+        "hardware": hardware(),
+    }
+    if folder:
+        data = training.data
+        folder.save_model(training.net, {"input_shape": list(data.input_shape), "classes": data.classes})
+        folder.summarise(summary)
+    return Run(training.net, recipe, history, summary, folder.path if folder else None)
+
+
+def first_net(recipe: Recipe, data: Data) -> nn.Module:
+    """The untrained network of a recipe."""
+    if nets.is_own(recipe.net):
+        return nets.from_file(recipe.net)
+    return _build(recipe, data.input_shape, data.classes, data.mean, data.std)
+
+
+def _build(
+    recipe: Recipe, shape: Sequence[int], classes: int, mean: Sequence[float], std: Sequence[float]
+) -> nn.Sequential:
+    first = (mean, std) if recipe.normalise else (None, None)
+    init = "ibp" if recipe.init == "ibp" else "default"
+    return nets.build(recipe.net, shape, classes, mean=first[0], std=first[1], init=init, seed=recipe.seed)
+
+
+def open_run(path: str | Path, net: nn.Module | None = None) -> tuple[nn.Module, Recipe]:
+    """The trained network of a run's folder, and its recipe. A network of one's own is passed as `net`."""
+    folder = RunFolder(Path(path))
+    recipe = folder.recipe()
+    if not folder.model.exists():
+        raise UserError(
+            f"{path} is not finished: model.safetensors is missing; run `advibp train --resume --out {path}`."
+        )
+    tensors, facts = checkpoint.load(folder.model)
+    if net is None and nets.is_own(recipe.net):
+        raise UserError(f"{path} holds a network of one's own; say where it is: --net {recipe.net}.")
+    if net is None:
+        channels = facts["input_shape"][0]
+        # Mean and std are buffers: their values come with the weights.
+        net = _build(recipe, facts["input_shape"], facts["classes"], [0.0] * channels, [1.0] * channels)
+    checkpoint.load_weights(net, tensors, folder.model)
+    return net.eval(), recipe
+
+
+def hardware() -> dict[str, Any]:
+    """What the run ran on, for every number that is kept."""
+    return {
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "advibp": __version__,
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    names = (
+        [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        if info.exists()
+        else []
+    )
+    return names[0] if names else platform.processor()

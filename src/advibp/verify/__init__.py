@@ -1,0 +1,7 @@
+"""Proofs and counterexamples, image by image."""
+
+from advibp.verify.cascade import Attack, certify
+from advibp.verify.radius import largest_proved_eps
+from advibp.verify.records import Certificate, Record
+
+__all__ = ["Attack", "Certificate", "Record", "certify", "largest_proved_eps"]

@@ -1,0 +1,108 @@
+"""One line of JSON per image and eps, and the counts that follow from them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from advibp.errors import UserError
+
+Verdict = Literal["robust", "falsified", "misclassified", "unknown", "timeout", "error"]
+VERDICTS: tuple[Verdict, ...] = ("robust", "falsified", "misclassified", "unknown", "timeout", "error")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What is known of one image at one eps. No verdict is ever folded into another."""
+
+    index: int
+    eps: float
+    label: int
+    prediction: int
+    verdict: Verdict
+    by: str | None  # who decided; None where nobody did
+    lower_margin: float | None  # proved lower bound of the smallest margin
+    seconds: float
+    attack: str  # the attack and all its options
+    model: str  # which weights this is about
+    counterexample: str | None = None  # "file#row" beside the records
+
+
+@dataclass
+class RecordFile:
+    """Records on disk, appended batch by batch. A line cut short by a kill is dropped when the file is opened."""
+
+    path: Path
+    records: dict[tuple[int, float], Record] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: Path) -> RecordFile:
+        file = cls(path)
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return file
+        raw = path.read_bytes()
+        whole = raw[: raw.rfind(b"\n") + 1]
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                record = Record(**json.loads(line))
+            except (ValueError, TypeError):
+                raise UserError(
+                    f"{path} is damaged in line {number}: it holds no record; delete it to certify anew."
+                ) from None
+            file.records[record.index, record.eps] = record
+        if len(whole) < len(raw):
+            os.truncate(path, len(whole))
+        return file
+
+    def add(self, records: Iterable[Record]) -> None:
+        records = list(records)
+        with self.path.open("a") as out:
+            out.writelines(json.dumps(asdict(r)) + "\n" for r in records)
+            out.flush()
+            os.fsync(out.fileno())
+        self.records |= {(r.index, r.eps): r for r in records}
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The records of a certification, and the errors they add up to."""
+
+    records: list[Record]
+
+    @property
+    def eps(self) -> list[float]:
+        return sorted({r.eps for r in self.records})
+
+    def counts(self, eps: float) -> Counter[str]:
+        return Counter(r.verdict for r in self.records if r.eps == eps)
+
+    def errors(self, eps: float) -> dict[str, float]:
+        """Shares of all images: wrong as they are, wrong under attack, and not proved."""
+        counts = self.counts(eps)
+        total = counts.total()
+        return {
+            "standard_error": counts["misclassified"] / total,
+            "pgd_error": (counts["misclassified"] + counts["falsified"]) / total,
+            "verified_error": 1 - counts["robust"] / total,
+        }
+
+    def rows(self) -> list[list[str]]:
+        """Header and one row per eps, as text."""
+        head = ["eps", "images", "standard error", "PGD error", "verified error", *VERDICTS]
+        body = []
+        for eps in self.eps:
+            counts, errors = self.counts(eps), self.errors(eps)
+            shares = [f"{100 * share:.2f} %" for share in errors.values()]
+            body.append([f"{eps:g}", str(counts.total()), *shares, *(str(counts[v]) for v in VERDICTS)])
+        return [head, *body]
+
+    def table(self) -> str:
+        rows = self.rows()
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows)
