@@ -17,7 +17,7 @@ help:
 	@echo "make clean    remove what was built (not .venv, not runs)"
 
 demo: $(VENV)/.installed
-	$(BIN)/advibp train mnist dm-small --recipe demo --out runs/demo
+	$(BIN)/advibp train mnist dm-small --recipe demo --resume --out runs/demo
 	$(BIN)/advibp certify runs/demo --eps 0.1
 
 test: $(VENV)/.installed-dev

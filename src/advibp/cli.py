@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from advibp.display import Counting, Live
 from advibp.errors import UserError
 from advibp.methods import METHODS
 from advibp.recipe import Recipe, number, shipped
-from advibp.runs import RunFolder, first_net, open_run, train
+from advibp.runs import RunFolder, first_net, hardware, open_run, train
 from advibp.training import resolve_device
 from advibp.verify import Attack, Certificate, certify, largest_proved_eps
 from advibp.verify.cascade import check_eps
@@ -86,7 +87,9 @@ def run_certify(args: argparse.Namespace) -> None:
             model=checkpoint.fingerprint(net), progress=counting.progress,
         )  # fmt: skip
     OUT.print(_table(certificate, f"{args.run}: {len(test)} test images, {attack}"))
-    OUT.print(f"records: {Path(args.run) / 'certify' / 'records.jsonl'}", style="dim")
+    out = Path(args.run) / "certify"
+    checkpoint.write_atomically(out / "summary.json", json.dumps(_summary(certificate, args, attack), indent=2) + "\n")
+    OUT.print(f"records: {out / 'records.jsonl'}", style="dim")
 
 
 def run_attack(args: argparse.Namespace) -> None:
@@ -205,6 +208,22 @@ def _table(certificate: Certificate, title: str) -> Table:
     return table
 
 
+def _summary(certificate: Certificate, args: argparse.Namespace, attack: Attack) -> dict[str, Any]:
+    """The table as JSON, with what made it; percent, as in the paper."""
+    return {
+        "command": f"advibp certify {args.run} --eps {' '.join(f'{eps:g}' for eps in certificate.eps)}",
+        "attack": str(attack),
+        "by": args.by,
+        "images": certificate.counts(certificate.eps[0]).total(),
+        "percent": {
+            f"{eps:g}": {name: round(100 * share, 2) for name, share in certificate.errors(eps).items()}
+            for eps in certificate.eps
+        },
+        "verdicts": {f"{eps:g}": dict(certificate.counts(eps)) for eps in certificate.eps},
+        "hardware": hardware(),
+    }
+
+
 def _fraction(text: str) -> float:
     try:
         return float(number(-1e9)(text))
@@ -226,7 +245,8 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="advibp",
         description="Train neural networks whose robustness can be proved, attack them, and prove it image by image.",
-        epilog="first steps: advibp train mnist dm-small --recipe demo --out runs/first; advibp certify runs/first --eps 0.1",
+        epilog="first steps: advibp train mnist dm-small --recipe demo --out runs/first, "
+        "then advibp certify runs/first --eps 0.1",
     )
     top.add_argument("--version", action="version", version=f"advibp {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")

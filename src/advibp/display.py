@@ -64,6 +64,9 @@ class Live:
 
     def start(self, training: Training, history: list[dict[str, Any]]) -> None:
         self.began, self.work_at_start = time.perf_counter(), training.work_left()
+        if training.finished:
+            self._print("this run is finished; nothing is left to train")
+            return
         self._print(HEADER)
         if history:
             self._print(f"continuing after epoch {history[-1]['epoch']}")

@@ -245,7 +245,8 @@ def _finish(
     spent: float,
     best: dict[str, Any] | None,
 ) -> Run:
-    recipe, last = training.recipe, history[-1]
+    recipe = training.recipe
+    last = {k: history[-1][k] for k in ("epoch", "standard_error", "verified_error")} if history else None
     summary = {
         "command": recipe.command(),
         "method": recipe.method,
@@ -256,7 +257,7 @@ def _finish(
         "epochs": recipe.epochs,
         "seconds": round(spent, 1),
         "weights": recipe.select,
-        "validation": best or {k: last[k] for k in ("epoch", "standard_error", "verified_error")},
+        "validation": best or last,
         "validation_images": len(training.data.validation),
         "parameters": sum(p.numel() for p in training.params),
         "hardware": hardware(),
@@ -279,7 +280,7 @@ def _build(
     recipe: Recipe, shape: Sequence[int], classes: int, mean: Sequence[float], std: Sequence[float]
 ) -> nn.Sequential:
     first = (mean, std) if recipe.normalise else (None, None)
-    init = "ibp" if recipe.init == "ibp" else "default"
+    init: nets.Init = "ibp" if recipe.init == "ibp" else "default"
     return nets.build(recipe.net, shape, classes, mean=first[0], std=first[1], init=init, seed=recipe.seed)
 
 
