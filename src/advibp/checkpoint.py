@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +20,23 @@ FORMAT = 1
 
 def write_atomically(path: Path, content: bytes | str) -> None:
     """Write beside the target, flush to the disk, then rename: a kill at any moment leaves the old file or the new."""
-    data = content.encode() if isinstance(content, str) else content
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
+        with beside.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, path)
+        os.replace(beside, path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
         raise
 
 
-def _digest(tensors: dict[str, Tensor]) -> str:
-    sha = hashlib.sha256()
-    for name in sorted(tensors):
-        sha.update(name.encode())
-        sha.update(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+def _digest(tensors: dict[str, Tensor], facts: str = "") -> str:
+    sha = hashlib.sha256(facts.encode())
+    for name, tensor in sorted(tensors.items()):
+        sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        sha.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()
 
 
@@ -46,7 +44,8 @@ def save(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any] | None = 
     """Tensors and a few facts (anything JSON can hold) in one safetensors file."""
     # Zero-dimensional tensors keep their shape; clones because safetensors refuses tensors that share memory.
     held = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}
-    meta = {"advibp": json.dumps({"format": FORMAT, "sha256": _digest(held), "facts": facts or {}})}
+    said = json.dumps(facts or {})
+    meta = {"advibp": str(FORMAT), "sha256": _digest(held, said), "facts": said}
     write_atomically(path, to_bytes(held, metadata=meta))
 
 
@@ -54,19 +53,19 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `save` wrote. Anything else, also a single flipped bit, is a UserError."""
     try:
         with safe_open(path, framework="pt") as file:
-            meta = json.loads((file.metadata() or {}).get("advibp", "null"))
+            meta = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; give the folder of a run that `advibp train --out` made.") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error}); delete it to go on from an earlier checkpoint.") from None
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+    if meta.get("advibp") != str(FORMAT):
         raise UserError(
             f"{path} is no advibp file of format {FORMAT}; it was written by something else or another version."
         )
-    if meta.get("sha256") != _digest(tensors):
+    if meta.get("sha256") != _digest(tensors, meta.get("facts", "")):
         raise UserError(f"{path} is damaged (its checksum differs); delete it to go on from an earlier checkpoint.")
-    return tensors, meta["facts"]
+    return tensors, json.loads(meta["facts"])
 
 
 def load_weights(net: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:

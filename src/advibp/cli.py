@@ -17,9 +17,10 @@ from torch import nn
 
 from advibp import __version__, checkpoint, images, nets
 from advibp import data as datasets
-from advibp.display import Counting, Live
+from advibp.display import Live
 from advibp.errors import UserError
 from advibp.methods import METHODS
+from advibp.progress import Counting
 from advibp.recipe import Recipe, number, shipped
 from advibp.runs import RunFolder, first_net, hardware, open_run, train
 from advibp.training import resolve_device
@@ -81,7 +82,7 @@ def run_certify(args: argparse.Namespace) -> None:
     net, recipe, test = _open(args)
     attack = Attack(steps=args.steps, step=args.step, restarts=args.restarts, loss=args.loss)
     eps = _radii(args.eps, recipe)
-    with Counting(OUT, "certifying") as counting:
+    with Counting("certifying", OUT) as counting:
         certificate = certify(
             net, test, eps, by=args.by, attack=attack, out=Path(args.run) / "certify", seed=args.seed,
             model=checkpoint.fingerprint(net), progress=counting.progress,
@@ -98,7 +99,7 @@ def run_attack(args: argparse.Namespace) -> None:
     table = Table("eps", "images", "standard error", "PGD error", title=f"{args.run}: {attack}")
     for eps in _radii(args.eps, recipe):
         found, broken, wrong = [], [], 0
-        with Counting(OUT, f"attacking at eps {eps:g}") as counting, torch.random.fork_rng():
+        with Counting("attacking", OUT) as counting, torch.random.fork_rng():
             torch.manual_seed(args.seed)
             for start in range(0, len(test), 500):
                 x, y = test.x[start : start + 500].to(args.device), test.y[start : start + 500].to(args.device)

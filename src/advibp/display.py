@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from advibp.training import Step, Training
 
@@ -133,29 +133,3 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-class Counting:
-    """Progress over images: a bar on a terminal, anywhere else a plain line every few seconds."""
-
-    def __init__(self, console: Console, verb: str) -> None:
-        self.console, self.verb = console, verb
-        self.bar = Progress(console=console, disable=not console.is_terminal, transient=True)
-        self.tasks: dict[float, TaskID] = {}
-        self.last_line = time.perf_counter()
-
-    def __enter__(self) -> Self:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.bar.stop()
-
-    def progress(self, eps: float, done: int, total: int) -> None:
-        if eps not in self.tasks:
-            self.tasks[eps] = self.bar.add_task(f"{self.verb}, eps {eps:g}", total=total)
-        self.bar.update(self.tasks[eps], completed=done)
-        now = time.perf_counter()
-        if not self.console.is_terminal and now - self.last_line > 5:
-            self.last_line = now
-            self.console.print(f"{self.verb}, eps {eps:g}: {done} of {total} images", soft_wrap=True)

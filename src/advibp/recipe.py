@@ -137,7 +137,7 @@ class Recipe:
     eps: float = _option(
         0.3, number(0, 1, above=True), "eps_train, l_inf radius in pixels of [0, 1]; 8/255 is read too"
     )
-    epochs: float = _option(70.0, number(0, above=True), "all epochs, warm-up included")
+    epochs: float = _option(60.0, number(0, above=True), "all epochs, warm-up included")
     warmup_natural: Span = _option(1.0, span, "T_nat: epochs on the regular loss")
     warmup_adversarial: Span = _option(1.0, span, "T_adv: epochs on the adversarial loss, eps growing")
     warmup_adversarial_ramp: Span | None = _option(
@@ -155,10 +155,10 @@ class Recipe:
     )
     beta1: float = _option(0.9, number(0, 0.999999), "decay of the gradient moments")
     beta2: float = _option(0.99, number(0, 0.999999), "decay of the norm moments")
-    batch_size: int = _option(256, integer(1), "images per step")
-    lr: float = _option(1e-3, number(0, above=True), "Adam's learning rate")
+    batch_size: int = _option(128, integer(1), "images per step")
+    lr: float = _option(3e-3, number(0, above=True), "Adam's learning rate")
     lr_milestones: tuple[Span, ...] = _option(
-        ("75%", "90%"), spans, "when the learning rate is multiplied by lr_factor"
+        ("60%", "80%", "93%"), spans, "when the learning rate is multiplied by lr_factor"
     )
     lr_factor: float = _option(0.25, number(0, 1), "what the learning rate is multiplied by")
     clip: float | None = _option(10.0, or_word("none", number(0, above=True)), "largest norm of a step's gradient")

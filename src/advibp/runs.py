@@ -18,11 +18,12 @@ from typing import Any
 
 import torch
 import yaml
+from rich.console import Console
 from torch import nn
 
 from advibp import __version__, checkpoint, nets
 from advibp.data import Data
-from advibp.display import Display, Silent
+from advibp.display import Display, Live
 from advibp.errors import UserError
 from advibp.events import Events
 from advibp.recipe import Recipe
@@ -170,7 +171,7 @@ def train(
 ) -> Run:
     """Train `net` in place on `data`. `options` are recipe keys: method="advibp", eps=0.3, epochs=70, ...
 
-    With `out` the run is kept in a folder and can be continued, exactly, with resume=True.
+    With `out` the run is kept in a folder and can be continued, exactly, with resume=True. `show=Silent()` silences it.
     """
     if isinstance(recipe, Recipe):
         recipe = Recipe.of({**recipe.as_dict(), **options})
@@ -188,7 +189,7 @@ def train(
                 print(f"passed over: {message}", file=sys.stderr)
         elif folder:
             folder.create(recipe)
-        with show or Silent() as display:
+        with show or Live(Console(stderr=True)) as display:
             return _train(training, folder, facts, display)
 
 
@@ -228,12 +229,12 @@ def _one_epoch(training: Training, display: Display) -> dict[str, Any]:
         means.add(step)
         display.step(training, step)
     metrics = {"epoch": training.epoch, **means.means()}
-    for name in ("loss_adv", "loss_ibp"):
-        if not math.isfinite(metrics.get(name, 0.0)):
-            raise UserError(
-                f"Training diverged: {name} is {metrics[name]} in epoch {training.epoch} (phase {metrics['phase']}, "
-                f"eps {metrics['eps']:g}); resume with a smaller lr, or train with a longer ramp."
-            )
+    diverged = [n for n in ("loss_adv", "loss_ibp") if not math.isfinite(metrics.get(n, 0.0))]
+    if diverged or not all(bool(p.isfinite().all()) for p in training.params):
+        raise UserError(
+            f"Training diverged: {diverged[0] if diverged else 'a weight'} is not finite in epoch {training.epoch} "
+            f"(phase {metrics['phase']}, eps {metrics['eps']:g}); train again with a smaller lr or a longer ramp."
+        )
     metrics["standard_error"], metrics["verified_error"] = training.validation_errors()
     return metrics
 

@@ -80,17 +80,22 @@ class Training:
     def check(self) -> None:
         """Find a network that can't be bounded, or data that do not fit it, before an epoch is spent."""
         x, y = self.x[:2], self.y[:2]
-        try:
-            logits = self.net(x)
-        except RuntimeError as error:
-            raise UserError(f"The network can't take images of shape {tuple(x.shape[1:])}: {error}") from None
-        if logits.dim() != 2 or logits.shape[1] < self.data.classes:
-            raise UserError(
-                f"The network returns shape {tuple(logits.shape)} for two images, but (2, {self.data.classes}) was "
-                f"expected: one logit per class."
-            )
-        if self.method.upper:
-            self.method.upper(self.net, x, y, self.recipe.eps)
+        with torch.no_grad():
+            self.net.eval()  # looking must not touch BatchNorm's statistics
+            try:
+                logits = self.net(x)
+            except Exception as error:  # a network of one's own may raise anything
+                raise UserError(f"The network can't take images of shape {tuple(x.shape[1:])}: {error}") from error
+            if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < self.data.classes:
+                found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+                raise UserError(
+                    f"The network returns {found} for two images, but (2, {self.data.classes}) was expected: one logit "
+                    f"per class."
+                )
+            ibp.errors(self.net, x, y, self.recipe.eps)  # what every epoch ends with, whatever the method
+            self.net.train()
+            if self.method.upper:
+                self.method.upper(self.net, x, y, self.recipe.eps)
 
     def run_epoch(self) -> Iterator[Step]:
         """The steps that are left of the current epoch."""

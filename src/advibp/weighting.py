@@ -21,6 +21,8 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from advibp.errors import UserError
+
 Branch = Literal["start", "agree", "adv", "ibp", "fixed"]
 
 # Norm moments below this count as this: a vanished gradient must not divide by zero.
@@ -105,7 +107,9 @@ class Moments:
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         self.t = int(state["t"]) if state else 0
-        self.m_hat, self.v_hat = state.get("m_hat"), state.get("v_hat")
+        # Copies: `update` works in place, and must not write into the state it was loaded from.
+        self.m_hat = state["m_hat"].clone() if state else None
+        self.v_hat = state["v_hat"].clone() if state else None
 
 
 class Fixed:
@@ -138,9 +142,12 @@ class FlatGradients:
     def zeros(cls, params: Sequence[Tensor], rows: int = 2) -> FlatGradients:
         return cls(params, params[0].new_zeros(rows, sum(p.numel() for p in params)))
 
-    def take(self, row: int, loss: Tensor, extra: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
+    def take(
+        self, row: int, loss: Tensor, extra: Sequence[Tensor] = (), *, keep_graph: bool = False
+    ) -> tuple[Tensor, ...]:
         """Backward pass of `loss` into one row; returns the gradients with respect to `extra`."""
-        grads = torch.autograd.grad(loss, [*self.params, *extra], materialize_grads=True)
+        wanted = [*self.params, *extra]
+        grads = torch.autograd.grad(loss, wanted, materialize_grads=True, retain_graph=keep_graph)
         torch.cat([g.reshape(-1) for g in grads[: len(self.params)]], out=self.rows[row])
         return grads[len(self.params) :]
 
@@ -167,8 +174,11 @@ def joint_backward(
     c_t: float = 0.0,
 ) -> Weights:
     """Instead of `loss.backward()`: two backward passes, Algorithm 1, and the combined gradient in every .grad."""
-    flat = FlatGradients.zeros([p for p in params if p.requires_grad])
-    flat.take(0, lower)
+    trainable = [p for p in params if p.requires_grad]
+    if not trainable:
+        raise UserError("joint_backward got no trainable parameter; pass list(net.parameters()), no used-up iterator.")
+    flat = FlatGradients.zeros(trainable)
+    flat.take(0, lower, keep_graph=True)  # both losses may come from one forward pass
     flat.take(1, upper)
     weights = weighting.weights(fosc, c_t)
     flat.assign(combine(weights, flat.rows, upper.detach()))

@@ -275,7 +275,8 @@ class _Relu(torch.autograd.Function):
 
 @unary("relu")
 def relu(func: Func, input: Box) -> Box:
-    return Box._of(*_Relu.apply(input.center, input.radius))
+    run = _Relu.apply if torch.is_grad_enabled() else _Relu.forward
+    return Box._of(*run(input.center, input.radius))
 
 
 @unary(

@@ -5,17 +5,20 @@ An image that is proved can't be broken, so it is not attacked: the PGD error is
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from advibp import attacks, checkpoint
 from advibp.errors import UserError
+from advibp.progress import Counting
 from advibp.verify import ibp
 from advibp.verify.records import Certificate, Record, RecordFile, Verdict
 
@@ -71,118 +74,130 @@ def certify(
     model: str = "",
     progress: Progress | None = None,
 ) -> Certificate:
-    """A verdict for every image and eps. With `out` the records are kept there, and a second call continues them."""
+    """A verdict for every image and eps. With `out` the records are kept there, and a second call continues them.
+
+    `model` names the weights the records are about: records of other weights are not continued.
+    """
     x, y = images if isinstance(images, tuple) else (images.x, images.y)
-    attack = attack or Attack()
+    radii = [eps] if isinstance(eps, int | float) else eps
     _check(net, x, y, by)
+    for radius in radii:
+        check_eps(radius)
     folder = Path(out) if out is not None else None
     file = RecordFile.open(folder / "records.jsonl") if folder else None
-    known = file.records if file else {}
+    cascade = Cascade(net.eval(), by, attack or Attack(), folder, seed, model)
     found: list[Record] = []
-    net.eval()
-    for radius in [eps] if isinstance(eps, int | float) else eps:
-        check_eps(radius)
-        for start in range(0, len(x), batch_size):
-            rows = range(start, min(start + batch_size, len(x)))
-            kept = [known[i, radius] for i in rows if _stands(known.get((i, radius)), model, attack)]
-            todo = sorted(set(rows) - {r.index for r in kept})
-            new = _decide(net, x, y, todo, radius, by, attack, folder, seed, model) if todo else []
-            if file:
-                file.add(new)
-            found += sorted([*kept, *new], key=lambda r: r.index)
-            if progress:
-                progress(radius, rows.stop, len(x))
+    with Counting("certifying") as counting:
+        for radius in radii:
+            for start in range(0, len(x), batch_size):
+                rows = range(start, min(start + batch_size, len(x)))
+                kept = [r for r in (file.records.get((i, radius)) for i in rows) if cascade.stands(r)] if file else []
+                todo = sorted(set(rows) - {r.index for r in kept})
+                new = cascade.decide(x[todo], y[todo], todo, radius) if todo else []
+                if file:
+                    file.add(new)
+                found += sorted([*kept, *new], key=lambda r: r.index)
+                (progress or counting.progress)(radius, rows.stop, len(x))
     return Certificate(found)
 
 
-def _stands(record: Record | None, model: str, attack: Attack) -> bool:
-    """Whether an earlier record still answers the question: a decision does, whichever attack was asked for."""
-    if record is None or record.model != model:
-        return False
-    return record.verdict in ("robust", "falsified", "misclassified") or record.attack == str(attack)
+@dataclass(frozen=True)
+class Cascade:
+    """The stages for one network, and where counterexamples are kept."""
+
+    net: nn.Module
+    by: Sequence[str]
+    attack: Attack
+    folder: Path | None
+    seed: int
+    model: str
+
+    def stands(self, record: Record | None) -> TypeGuard[Record]:
+        """Whether an earlier record still answers the question: a decision does, whichever attack was asked for."""
+        if record is None or record.model != self.model:
+            return False
+        return record.verdict in ("robust", "falsified", "misclassified") or record.attack == str(self.attack)
+
+    def decide(self, x: Tensor, y: Tensor, indices: list[int], eps: float) -> list[Record]:
+        """Records for a batch, stage by stage. `left` are the rows that nobody has decided yet."""
+        device = next(self.net.parameters()).device
+        x, y = x.to(device), y.to(device)
+        batch = _Batch(len(x))
+        left = torch.arange(len(x), device=device)
+
+        with batch.timed(left), torch.no_grad():
+            logits = self.net(x)
+            finite, right = logits.isfinite().all(1), logits.argmax(1) == y
+            batch.decide(left[~finite], "error", "clean")
+            batch.decide(left[finite & ~right], "misclassified", "clean")
+        left = left[finite & right]
+
+        if "ibp" in self.by and len(left):
+            with batch.timed(left):
+                margins = ibp.lower_margin(self.net, x[left], y[left], eps)
+                batch.margins.update(zip(left.tolist(), margins.tolist(), strict=True))
+                batch.decide(left[margins > 0], "robust", "ibp")
+            left = left[~(margins > 0)]  # a NaN margin proves nothing
+
+        if len(left):
+            with batch.timed(left), torch.random.fork_rng():
+                torch.manual_seed(hash((self.seed, indices[0], eps)) & (2**63 - 1))
+                attacked = self.attack(self.net, x[left], y[left], eps)
+                broken = left[attacked.broken]
+                batch.decide(broken, "falsified", "pgd")
+                if self.folder and len(broken):
+                    x_adv = attacked.x_adv[attacked.broken]
+                    batch.counterexamples = _keep(self.folder, x_adv, broken.tolist(), indices, eps)
+        return batch.records(indices, eps, y.tolist(), logits.argmax(1).tolist(), str(self.attack), self.model)
 
 
-def _decide(
-    net: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    todo: list[int],
-    eps: float,
-    by: Sequence[str],
-    attack: Attack,
-    folder: Path | None,
-    seed: int,
-    model: str,
-) -> list[Record]:
-    """Records for the images `todo`, stage by stage; `left` are the rows of the batch that nobody has decided."""
-    device = next(net.parameters()).device
-    xs, ys = x[todo].to(device), y[todo].to(device)
-    verdicts: list[Verdict] = ["unknown"] * len(todo)
-    deciders: list[str | None] = [None] * len(todo)
-    margins: list[float | None] = [None] * len(todo)
-    seconds = torch.zeros(len(todo))
-    broken_at: dict[int, str] = {}
+class _Batch:
+    """What is known of each row of a batch so far."""
 
-    def decide(rows: Tensor, verdict: Verdict, decider: str) -> None:
+    def __init__(self, size: int) -> None:
+        self.verdicts: list[Verdict] = ["unknown"] * size
+        self.deciders: list[str | None] = [None] * size
+        self.seconds = torch.zeros(size)
+        self.margins: dict[int, float] = {}
+        self.counterexamples: dict[int, str] = {}
+
+    def decide(self, rows: Tensor, verdict: Verdict, decider: str) -> None:
         for i in rows.tolist():
-            verdicts[i], deciders[i] = verdict, decider
+            self.verdicts[i], self.deciders[i] = verdict, decider
 
-    def charge(rows: Tensor, began: float) -> None:
-        seconds[rows.cpu()] += (time.perf_counter() - began) / max(1, len(rows))
-
-    left = torch.arange(len(todo), device=device)
-    began = time.perf_counter()
-    with torch.no_grad():
-        logits = net(xs)
-    finite, right = logits.isfinite().all(1), logits.argmax(1) == ys
-    decide(left[~finite], "error", "clean")
-    decide(left[finite & ~right], "misclassified", "clean")
-    charge(left, began)
-    left = left[finite & right]
-
-    if "ibp" in by and len(left):
+    @contextmanager
+    def timed(self, rows: Tensor) -> Iterator[None]:
+        """Share the time of a stage among the rows that went through it."""
         began = time.perf_counter()
-        proved = ibp.lower_margin(net, xs[left], ys[left], eps)
-        for i, margin in zip(left.tolist(), proved.tolist(), strict=True):
-            margins[i] = margin
-        decide(left[proved > 0], "robust", "ibp")
-        charge(left, began)
-        left = left[~(proved > 0)]  # a NaN margin proves nothing
+        yield
+        self.seconds[rows.cpu()] += (time.perf_counter() - began) / len(rows)
 
-    if len(left):
-        began = time.perf_counter()
-        with torch.random.fork_rng():
-            torch.manual_seed(hash((seed, todo[0], eps)) & (2**63 - 1))
-            attacked = attack(net, xs[left], ys[left], eps)
-        rows = left[attacked.broken]
-        decide(rows, "falsified", "pgd")
-        if folder and len(rows):
-            broken_at = _keep(folder, attacked.x_adv[attacked.broken], rows.tolist(), todo, eps)
-        charge(left, began)
-
-    predictions, labels = logits.argmax(1).tolist(), ys.tolist()
-    return [
-        Record(
-            index=index,
-            eps=eps,
-            label=labels[i],
-            prediction=predictions[i],
-            verdict=verdicts[i],
-            by=deciders[i],
-            lower_margin=margins[i],
-            seconds=round(float(seconds[i]), 6),
-            attack=str(attack),
-            model=model,
-            counterexample=broken_at.get(i),
-        )
-        for i, index in enumerate(todo)
-    ]
+    def records(
+        self, indices: list[int], eps: float, labels: list[int], predictions: list[int], attack: str, model: str
+    ) -> list[Record]:
+        return [
+            Record(
+                index=index,
+                eps=eps,
+                label=labels[i],
+                prediction=predictions[i],
+                verdict=self.verdicts[i],
+                by=self.deciders[i],
+                lower_margin=self.margins.get(i),
+                seconds=round(float(self.seconds[i]), 6),
+                attack=attack,
+                model=model,
+                counterexample=self.counterexamples.get(i),
+            )
+            for i, index in enumerate(indices)
+        ]
 
 
 def _keep(folder: Path, x_adv: Tensor, rows: list[int], todo: list[int], eps: float) -> dict[int, str]:
     """Counterexamples go to the disk before the records that name them."""
-    name = f"counterexamples/eps-{eps:g}-{todo[0]:06d}-{todo[-1]:06d}.safetensors"
     (folder / "counterexamples").mkdir(parents=True, exist_ok=True)
+    names = (f"counterexamples/eps-{eps:g}-{todo[0]:06d}-{k}.safetensors" for k in itertools.count())
+    name = next(n for n in names if not (folder / n).exists())  # earlier records keep the files they name
     checkpoint.save(folder / name, {"x_adv": x_adv, "index": torch.tensor([todo[i] for i in rows])}, {"eps": eps})
     return {row: f"{name}#{k}" for k, row in enumerate(rows)}
 

@@ -1,0 +1,236 @@
+"""Is the expected update biased? Weights from the current gradients against Algorithm 1's weights from past ones.
+
+    python results/bias/measure.py          writes bias.json and the table of README.md, in less than a minute
+
+Two quadratic losses over a finite population, parameters held fixed: the full gradients are known and constant. With
+g_t the batch gradients and gbar the full ones, the bias of an update is the mean of
+
+    s_t = kappa_t (g_t - gbar)      summed over both losses.
+
+If kappa_t is a function of the past and g_t is an independent draw, s_t is a martingale difference and its mean is 0.
+Independent chains start from nothing; the mean of s_t over a chain's steps is one sample, and Hotelling's T^2 over the
+chains tests that its mean is the zero vector.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+HERE = Path(__file__).parent
+BETA1, BETA2 = 0.9, 0.99
+BATCH = 8  # noise of a batch: 0.7 of the adversarial, 0.5 of the abstract full gradient in length
+
+
+class Population(NamedTuple):
+    """What each of N samples contributes at the fixed parameters."""
+
+    gradients: Tensor  # (N, 2, d): of the adversarial and of the abstract loss
+    upper: Tensor  # (N,): abstract loss
+    fosc: Tensor  # (N,)
+
+    @property
+    def c_t(self) -> float:
+        """About half of the batches count as strong."""
+        return float(self.fosc.mean())
+
+
+def population(angle: float, n: int, *, d: int = 4, seed: int = 0) -> Population:
+    """L_adv,i = |theta - x_i|^2 / 2 and L_IBP,i = (theta - y_i)' C (theta - y_i) / 2 + 1/2 at theta = 0.
+
+    `angle` lies between the two full gradients, in degrees. The two losses of a sample share part of their noise, as
+    two losses of one image do. FOSC is stood in for by the norm of the sample's adversarial gradient: both grow with
+    the error that is propagated back.
+    """
+    random = torch.Generator().manual_seed(seed)
+    shared, own_x, own_y = torch.randn(3, n, d, generator=random, dtype=torch.float64)
+    noise = torch.stack([shared + own_x, shared + own_y], 1) / math.sqrt(2)  # (N, 2, d)
+    noise -= noise.mean(0)
+    mean = torch.zeros(2, d, dtype=torch.float64)
+    mean[0, 0] = 1
+    mean[1, :2] = 2 * torch.tensor([math.cos(math.radians(angle)), math.sin(math.radians(angle))])
+    curvature = torch.linspace(0.5, 2, d, dtype=torch.float64)
+    x, y = -(mean[0] + noise[:, 0]), -(mean[1] / curvature + noise[:, 1])
+    gradients = torch.stack([-x, -curvature * y], 1)
+    return Population(gradients, (curvature * y**2).sum(1) / 2 + 0.5, gradients[:, 0].norm(dim=1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One way to weigh, and to draw."""
+
+    says: str
+    angle: float
+    weights_from: str = "past"  # past: Algorithm 1; current: m = g_t, v = |g_t|; both: the moments hold g_t already
+    strong: str = "always"  # always: c_t infinite; never: c_t = 0; fosc: the batch's FOSC against c_t
+    regulariser: bool = False
+    batches_per_epoch: int | None = None  # shuffled without replacement; None: independent draws
+
+
+def weigh(m: Tensor, v: Tensor, strong: Tensor) -> Tensor:
+    """Algorithm 1's branches for many chains at once: m (R, 2, d), v (R, 2), strong (R,) -> kappa (R, 3)."""
+    p, zero, one = (m[:, 0] * m[:, 1]).sum(1), torch.zeros(len(m), dtype=m.dtype), torch.ones(len(m), dtype=m.dtype)
+    bisector = m[:, 0] / v[:, :1] + m[:, 1] / v[:, 1:]
+    gamma = 0.5 * (m.sum(1) * bisector).sum(1) / (bisector**2).sum(1)
+    agree = torch.stack([gamma / v[:, 0], gamma / v[:, 1], zero], 1)
+    adv = torch.stack([one, -p / v[:, 1] ** 2, zero], 1)
+    ibp = torch.stack([-p / v[:, 0] ** 2, one, one / 2], 1)
+    return torch.where((p > 0)[:, None], agree, torch.where(strong[:, None], adv, ibp))
+
+
+class Step(NamedTuple):
+    """One step of R chains: the weights, and what the batch gave."""
+
+    kappa: Tensor  # (R, 3)
+    gradients: Tensor  # (R, 2, d)
+    upper: Tensor  # (R,)
+    fosc: Tensor  # (R,)
+
+
+def walk(rule: Rule, people: Population, *, chains: int, steps: int, seed: int, batch: int = BATCH) -> Iterator[Step]:
+    """Many independent chains of Algorithm 1 at fixed parameters."""
+    random = torch.Generator().manual_seed(seed)
+    n, _, d = people.gradients.shape
+    every = torch.cat([people.gradients.flatten(1), people.upper[:, None], people.fosc[:, None]], 1)
+    m, v = torch.zeros(chains, 2, d, dtype=torch.float64), torch.zeros(chains, 2, dtype=torch.float64)
+    order = torch.empty(0)
+    for t in range(steps):
+        if rule.batches_per_epoch is None:
+            rows = torch.randint(n, (chains, batch), generator=random)
+        else:
+            k = t % rule.batches_per_epoch
+            order = torch.rand(chains, n, generator=random).argsort(1) if k == 0 else order
+            rows = order[:, k * batch : (k + 1) * batch]
+        drawn = every[rows].mean(1)
+        g, upper, fosc = drawn[:, : 2 * d].view(chains, 2, d), drawn[:, -2], drawn[:, -1]
+        strong = fosc <= people.c_t if rule.strong == "fosc" else torch.full((chains,), rule.strong == "always")
+
+        moved_m, moved_v = m + (1 - BETA1) * (g - m), v + (1 - BETA2) * (g.norm(dim=2) - v)
+        if rule.weights_from == "current":
+            kappa = weigh(g, g.norm(dim=2), strong)
+        elif rule.weights_from == "both":
+            kappa = weigh(moved_m / (1 - BETA1 ** (t + 1)), moved_v / (1 - BETA2 ** (t + 1)), strong)
+        elif t == 0:
+            kappa = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64).expand(chains, 3)
+        else:
+            kappa = weigh(m / (1 - BETA1**t), v / (1 - BETA2**t), strong)
+        m, v = moved_m, moved_v
+        yield Step(kappa, g, upper, fosc)
+
+
+def chain_means(rule: Rule, people: Population, *, chains: int, steps: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Means over the steps of each chain (R, d): of s_t, and of the update."""
+    d = people.gradients.shape[2]
+    full, full_upper = people.gradients.mean(0), people.upper.mean()
+    bias, update = torch.zeros(chains, d, dtype=torch.float64), torch.zeros(chains, d, dtype=torch.float64)
+    for kappa, g, upper, _ in walk(rule, people, chains=chains, steps=steps, seed=seed):
+        mine, ideal = (kappa[:, :2, None] * g).sum(1), (kappa[:, :2, None] * full).sum(1)
+        if rule.regulariser:  # the current loss multiplies the current gradient
+            mine = mine + 2 * kappa[:, 2:] * upper[:, None] * g[:, 1]
+            ideal = ideal + 2 * kappa[:, 2:] * full_upper * full[1]
+        bias += (mine - ideal) / steps
+        update += mine / steps
+    return bias, update
+
+
+def hotelling(samples: Tensor) -> tuple[float, float]:
+    """Is the mean of these rows (R, d) the zero vector? The p-value, and the radius of a ball around the mean that
+    covers its 95 % confidence ellipsoid."""
+    r, d = samples.shape
+    covariance = torch.cov(samples.T) / r
+    mean = samples.mean(0)
+    t2 = float(mean @ torch.linalg.solve(covariance, mean))
+    p = float(stats.f.sf(t2 * (r - d) / (d * (r - 1)), d, r - d))
+    reach = stats.f.ppf(0.95, d, r - d) * d * (r - 1) / (r - d)
+    return p, math.sqrt(reach * float(torch.linalg.eigvalsh(covariance)[-1]))
+
+
+def measure(rule: Rule, *, chains: int, steps: int, seed: int) -> dict[str, Any]:
+    """The bias of one rule, relative to the length of its expected update, with its 95 % confidence interval."""
+    steps = max(steps, rule.batches_per_epoch or 0)  # whole epochs
+    people = population(rule.angle, BATCH * (rule.batches_per_epoch or 32))
+    biases, updates = chain_means(rule, people, chains=chains, steps=steps, seed=seed)
+    p, radius = hotelling(biases)
+    size, bias = float(updates.mean(0).norm()), float(biases.mean(0).norm())
+    return {
+        "rule": rule.says,
+        "angle": rule.angle,
+        "p": p,
+        "relative_bias": bias / size,
+        "low": max(0.0, bias - radius) / size,
+        "high": (bias + radius) / size,
+        "expected_update": size,
+        "seed": seed,
+        "chains": chains,
+        "steps": steps,
+        "population": len(people.fosc),
+    }
+
+
+def p_values(rule: Rule, *, repetitions: int, chains: int, steps: int, seed: int) -> list[float]:
+    """p of many independent repetitions: uniform on [0, 1] if there is no bias."""
+    people = population(rule.angle, BATCH * 32)
+    biases, _ = chain_means(rule, people, chains=repetitions * chains, steps=steps, seed=seed)
+    return [hotelling(part)[0] for part in biases.split(chains)]
+
+
+CURRENT, BOTH, PAST = "weights from the current gradients", "moments that hold the current gradient", "Algorithm 1"
+RULES = [
+    Rule(says=f"{CURRENT}; the losses agree", angle=60, weights_from="current"),
+    Rule(says=f"{BOTH}; the losses agree", angle=60, weights_from="both"),
+    Rule(says=f"{PAST}; the losses agree", angle=60),
+    Rule(says=f"{CURRENT}; conflict", angle=120, weights_from="current"),
+    Rule(says=f"{BOTH}; conflict", angle=120, weights_from="both"),
+    Rule(says=f"{PAST}; conflict, c_t infinite", angle=120),
+    Rule(says=f"{PAST}; conflict, c_t = 0, no regulariser", angle=120, strong="never"),
+    Rule(says=f"{PAST}; conflict, c_t = 0, regulariser", angle=120, strong="never", regulariser=True),
+    Rule(says=f"{PAST}; conflict, strong or weak by the current batch's FOSC", angle=120, strong="fosc"),
+    Rule(says=f"{PAST}; conflict, shuffled, 8 batches an epoch", angle=120, batches_per_epoch=8),
+    Rule(says=f"{PAST}; conflict, shuffled, 32 batches an epoch", angle=120, batches_per_epoch=32),
+    Rule(says=f"{PAST}; conflict, shuffled, 128 batches an epoch", angle=120, batches_per_epoch=128),
+]
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = ["| weights and draws | bias, % of the expected update (95 %) | p |", "| --- | --- | --- |"]
+    for row in rows:
+        low, bias, high = (100 * row[key] for key in ("low", "relative_bias", "high"))
+        p = f"{row['p']:.2g}" if row["p"] > 1e-300 else "< 1e-300"
+        lines.append(f"| {row['rule']} | {bias:.2f} ({low:.2f} to {high:.2f}) | {p} |")
+    return "\n".join(lines)
+
+
+def main(chains: int = 20_000, steps: int = 64, seed: int = 0) -> None:
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+    rows = [measure(rule, chains=chains, steps=steps, seed=seed + i) for i, rule in enumerate(RULES)]
+    repeated = p_values(RULES[5], repetitions=200, chains=100, steps=16, seed=seed + len(RULES))
+    found = {
+        "command": "python results/bias/measure.py",
+        "seed": seed,
+        "torch": torch.__version__,
+        "seconds": round(time.perf_counter() - began, 1),
+        "batch": BATCH,
+        "betas": [BETA1, BETA2],
+        "rows": rows,
+        "uniform": {"rule": RULES[5].says, "repetitions": 200, "ks_p": float(stats.kstest(repeated, "uniform").pvalue)},
+    }
+    (HERE / "bias.json").write_text(json.dumps(found, indent=1) + "\n")
+    readme = HERE / "README.md"
+    before, _, rest = readme.read_text("utf-8").partition("| weights")
+    after = rest[rest.index("\n\n") :]
+    readme.write_text(before + table(rows) + after, "utf-8")
+    print(table(rows), f"\np-values of 200 repetitions of Algorithm 1 are uniform: p = {found['uniform']['ks_p']:.2g}")
+
+
+if __name__ == "__main__":
+    main()

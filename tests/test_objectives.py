@@ -1,0 +1,110 @@
+"""L(x) and L_adv lie below the robust loss, L_IBP above it, and all meet where eps is 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from advibp import Box, nets, objectives
+
+SPECS = ("FC 5", "FC 8, FC 6", "Conv 3 2x2+1, FC 6", "Conv 2 3x3+1, Conv 3 2x2+2")
+torch.set_num_threads(1)
+
+
+def problems(test: Callable[..., None]) -> Callable[..., None]:
+    """Random networks, images and radii; few, for the machine is shared."""
+    drawn = given(spec=st.sampled_from(SPECS), seed=st.integers(0, 10_000), eps=st.floats(0.0, 0.6))
+    return settings(max_examples=25)(drawn(test))
+
+
+def problem(spec: str, seed: int) -> tuple[nn.Module, Tensor, Tensor]:
+    """A random network in float64 with large weights, and images some of which touch 0 and 1."""
+    generator = torch.Generator().manual_seed(seed)
+    net = nets.build(spec, (1, 5, 5), 4, seed=seed).double()
+    with torch.no_grad():
+        for p in net.parameters():
+            p.mul_(3)
+    x = (torch.rand(6, 1, 5, 5, generator=generator, dtype=torch.float64) * 1.6 - 0.3).clamp(0, 1)
+    return net, x, torch.randint(0, 4, (6,), generator=generator)
+
+
+@problems
+def test_every_member_of_the_set_has_a_loss_below_the_abstract_one(spec: str, seed: int, eps: float) -> None:
+    net, x, y = problem(spec, seed)
+    torch.manual_seed(seed)
+    regular, adversarial, abstract = (
+        objective(net, x, y, eps).loss.item()
+        for objective in (objectives.regular, objectives.adversarial, objectives.ibp)
+    )
+    anyone = F.cross_entropy(net((x + eps * (2 * torch.rand_like(x) - 1)).clamp(0, 1)), y).item()
+    for below in (regular, adversarial, anyone):
+        assert below <= abstract + 1e-9 * max(1.0, abstract)
+
+
+@problems
+def test_all_losses_agree_at_eps_zero(spec: str, seed: int, eps: float) -> None:
+    net, x, y = problem(spec, seed)
+    want = objectives.regular(net, x, y, 0.0).loss
+    for objective in (objectives.adversarial, objectives.ibp):
+        torch.testing.assert_close(objective(net, x, y, 0.0).loss, want, rtol=1e-10, atol=1e-10)
+
+
+@problems
+def test_the_abstract_loss_grows_with_eps(spec: str, seed: int, eps: float) -> None:
+    net, x, y = problem(spec, seed)
+    smaller, larger = (objectives.ibp(net, x, y, e).loss.item() for e in (eps / 2, eps))
+    assert smaller <= larger + 1e-9 * max(1.0, larger)
+
+
+@problems
+def test_the_adversarial_point_lies_in_the_set_and_asks_for_its_gradient(spec: str, seed: int, eps: float) -> None:
+    net, x, y = problem(spec, seed)
+    loss, point = objectives.adversarial(net, x, y, eps)
+    assert point is not None
+    assert point.is_leaf
+    assert point.requires_grad
+    assert point.min() >= 0
+    assert point.max() <= 1
+    assert (point - x).abs().max() <= eps + 1e-12
+    torch.testing.assert_close(loss, F.cross_entropy(net(point), y), rtol=0, atol=0)
+    at_point, *at_weights = torch.autograd.grad(loss, [point, *net.parameters()])
+    assert at_point.shape == x.shape
+    assert all(g.isfinite().all() for g in at_weights)
+
+
+@pytest.mark.parametrize("objective", [objectives.regular, objectives.ibp])
+def test_only_an_attack_has_a_point(objective: objectives.Objective) -> None:
+    assert objective(*problem("FC 5", 0), 0.1).point is None
+
+
+def test_objectives_leave_no_gradient_behind() -> None:
+    net, x, y = problem("FC 5", 1)
+    for objective in (objectives.regular, objectives.adversarial, objectives.ibp):
+        objective(net, x, y, 0.1)
+    assert all(p.grad is None for p in net.parameters())
+
+
+@given(seed=st.integers(0, 10_000), shift=st.floats(-50, 50))
+def test_margin_loss_of_exact_margins_is_the_cross_entropy(seed: int, shift: float) -> None:
+    """CE(-(z_y - z_k), y) = CE(z, y), since cross-entropy does not see a common shift; larger margins lose less."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 5 * torch.randn(7, 4, generator=generator, dtype=torch.float64)
+    y = torch.randint(0, 4, (7,), generator=generator)
+    margins = logits.gather(1, y[:, None]) - logits
+    want = F.cross_entropy(logits + shift, y)
+    torch.testing.assert_close(objectives.margin_loss(margins, y), want, rtol=1e-9, atol=1e-9)
+    larger = margins + torch.rand(7, 4, generator=generator).scatter(1, y[:, None], 0.0)
+    assert objectives.margin_loss(larger, y) <= want + 1e-9
+
+
+def test_the_abstract_loss_is_the_margin_loss_of_the_box() -> None:
+    net, x, y = problem("Conv 3 2x2+1, FC 6", 3)
+    margins = net(Box.ball(x, 0.2)).lower_margins(y)
+    assert margins.gather(1, y[:, None]).abs().max() == 0
+    assert objectives.ibp(net, x, y, 0.2).loss == objectives.margin_loss(margins, y)
