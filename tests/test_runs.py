@@ -122,9 +122,9 @@ def test_resuming_after_a_stop_between_two_files_changes_nothing(
 
 def test_a_finished_run_can_be_resumed_and_stays(undisturbed: Run, tmp_path: Path) -> None:
     run(tmp_path / "run")
-    before = (tmp_path / "run" / "model.safetensors").read_bytes()
     assert ends_alike(undisturbed, run(tmp_path / "run", resume=True))
-    assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
+    kept, _ = checkpoint.load(tmp_path / "run" / "model.safetensors")
+    assert all(torch.equal(v, kept[k]) for k, v in undisturbed.net.state_dict().items())
 
 
 def stopped(out: Path, epoch: int = 4) -> list[Path]:
@@ -295,7 +295,7 @@ from advibp.cli import main
 
 torch.set_num_threads(1)
 data, whole, broken = sys.argv[1:4]
-options = "--epochs 20 --warmup-natural 2 --warmup-adversarial 2 --ramp 6 --batch-size 5 --validation 30 --eps 0.2"
+options = "--epochs 15 --warmup-natural 2 --warmup-adversarial 2 --ramp 4 --batch-size 5 --validation 30 --eps 0.2"
 
 
 def start(out):
@@ -321,7 +321,7 @@ print(hits, lasts)
 
 @pytest.mark.slow
 def test_kill_nine_at_any_moment_changes_nothing(tmp_path: Path) -> None:
-    problem = halves(230)
+    problem = halves(150)
     file, whole, broken = tmp_path / "halves.npz", tmp_path / "whole", tmp_path / "broken"
     x, y = (torch.cat([getattr(part, k) for part in (problem.train, problem.validation)]).numpy() for k in "xy")
     np.savez(file, x_train=x, y_train=y, x_test=x[:20], y_test=y[:20])
@@ -334,6 +334,6 @@ def test_kill_nine_at_any_moment_changes_nothing(tmp_path: Path) -> None:
     assert one.keys() == two.keys()
     assert all(torch.equal(one[k], two[k]) for k in one)
     histories = [RunFolder(folder).history() for folder in (whole, broken)]
-    assert [m["epoch"] for m in histories[1]] == list(range(1, 21))
+    assert [m["epoch"] for m in histories[1]] == list(range(1, 16))
     for a, b in zip(*histories, strict=True):
         assert {k: v for k, v in a.items() if k != "seconds"} == {k: v for k, v in b.items() if k != "seconds"}

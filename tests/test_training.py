@@ -65,7 +65,7 @@ TENSE |= {"lr": 0.01, "lr_milestones": ["80%"]}
 
 def tense_net() -> nn.Sequential:
     """Large weights in a deep network: with TENSE its two losses soon pull in opposite directions."""
-    net = nets.build("FC 10, FC 10, FC 10", (1, 4, 4), 2, seed=4)
+    net = nets.build("FC 10, FC 10, FC 10", (1, 4, 4), 2, seed=4, init="default")
     with torch.no_grad():
         for p in net.parameters():
             p.mul_(2)

@@ -292,16 +292,17 @@ def test_gradients_that_are_zero_leave_the_prioritised_loss_alone() -> None:
 def test_a_saved_state_goes_on_to_the_same_weights(seed: int, steps: int) -> None:
     past = torch.randn(steps, 2, 4, generator=torch.Generator().manual_seed(seed))
     future = torch.randn(6, 2, 4, generator=torch.Generator().manual_seed(seed + 1))
-    one, other = Moments(), Moments()
+    straight, saved, resumed = Moments(), Moments(), Moments()
     for g in past:
-        one.update(g)
-    other.update(future[0])  # something to forget
-    other.load_state(one.state())
+        straight.update(g)
+        saved.update(g)
+    resumed.update(future[0])  # something to forget
+    resumed.load_state(saved.state())
     for g in future:
-        # A NamedTuple with nan in it differs from itself, hence repr.
-        assert repr(one.weights(0.3, 0.5)) == repr(other.weights(0.3, 0.5))
-        one.update(g)
-        other.update(g)  # and does not write into what it was loaded from
+        # Weights with nan in them differ from themselves, hence repr.
+        assert repr(straight.weights(0.3, 0.5)) == repr(resumed.weights(0.3, 0.5))
+        for weighting in (straight, saved, resumed):  # the one that was saved goes on too: they share nothing
+            weighting.update(g)
 
 
 def test_fixed_weights_stay_fixed() -> None:

@@ -6,7 +6,7 @@ element, so a latent box is attacked as `x=box.center, eps=box.radius, within=No
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -67,8 +67,16 @@ def fgsm_random(
     return fgsm(net, x, y, eps, step=step, random_start=True, within=within)
 
 
-def _random_start(x: Tensor, eps: Tensor | float, lower: Tensor, upper: Tensor) -> Tensor:
-    return torch.clamp(x + eps * torch.empty_like(x).uniform_(-1, 1), lower, upper)
+def _random_start(
+    x: Tensor, eps: Tensor | float, lower: Tensor, upper: Tensor, generators: Sequence[torch.Generator] | None = None
+) -> Tensor:
+    if generators is None:
+        noise = torch.empty_like(x).uniform_(-1, 1)
+    else:
+        shape = x.shape[1:]
+        rows = [torch.empty(shape, dtype=x.dtype, device=g.device).uniform_(-1, 1, generator=g) for g in generators]
+        noise = torch.stack(rows).to(x.device)
+    return torch.clamp(x + eps * noise, lower, upper)
 
 
 @dataclass(frozen=True)
@@ -93,11 +101,13 @@ def pgd(
     loss: LossName = "ce",
     stop_on_success: bool = True,
     within: Range = (0.0, 1.0),
+    generators: Sequence[torch.Generator] | None = None,
 ) -> Attacked:
     """Projected gradient descent, each step `step` * eps long.
 
     An image counts as broken if any iterate is misclassified, and that iterate is the one returned. With
-    `stop_on_success` broken images leave the batch; without it their search goes on to a higher loss.
+    `stop_on_success` broken images leave the batch; without it their search goes on to a higher loss. With
+    `generators`, one per image, an image's random starts do not depend on the rest of its batch.
     """
     best, broken = x.clone(), torch.zeros(len(x), dtype=torch.bool, device=x.device)
     highest = torch.full((len(x),), -torch.inf, device=x.device, dtype=x.dtype)
@@ -106,7 +116,8 @@ def pgd(
     for _ in range(restarts):
         rows = torch.nonzero(~broken).flatten() if stop_on_success else torch.arange(len(x), device=x.device)
         lo, up, far, label = lower[rows], upper[rows], reach[rows], y[rows]
-        now = _random_start(x[rows], far, lo, up) if random_start else x[rows]
+        chances = [generators[i] for i in rows.tolist()] if generators is not None and len(rows) else None
+        now = _random_start(x[rows], far, lo, up, chances) if random_start else x[rows]
         for k in range(steps + 1):
             if len(rows) == 0:
                 break

@@ -89,7 +89,8 @@ def newest(folder: Path) -> list[Path]:
 
 
 def prune(folder: Path, keep: int) -> None:
-    for old in newest(folder)[keep:]:
+    """Remove all but the newest checkpoints, and what a kill in the middle of a write left behind."""
+    for old in [*newest(folder)[keep:], *folder.glob(".epoch-*")]:
         old.unlink()
 
 
@@ -112,6 +113,6 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor])
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
-def fingerprint(net: nn.Module) -> str:
-    """Twelve hex digits that tell one set of weights from another."""
-    return _digest({k: v.detach().cpu() for k, v in net.state_dict().items()})[:12]
+def fingerprint(tensors: dict[str, Tensor]) -> str:
+    """Twelve hex digits that tell these tensors from others: a network's state_dict, an image and its label."""
+    return _digest({k: v.detach().cpu() for k, v in tensors.items()})[:12]

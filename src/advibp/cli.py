@@ -8,10 +8,11 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
@@ -21,7 +22,7 @@ from advibp.display import Live
 from advibp.errors import UserError
 from advibp.methods import METHODS
 from advibp.progress import Counting
-from advibp.recipe import Recipe, number, shipped
+from advibp.recipe import Recipe, integer, number, read, shipped
 from advibp.runs import RunFolder, first_net, hardware, open_run, train
 from advibp.training import resolve_device
 from advibp.verify import Attack, Certificate, certify, largest_proved_eps
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(sentence: str) -> int:
-    print(f"error: {sentence}", file=sys.stderr)
+    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)  # one line, whatever it quotes
     return 2
 
 
@@ -58,7 +59,9 @@ def run_train(args: argparse.Namespace) -> None:
     if args.resume and args.out and RunFolder(Path(args.out)).exists:
         # The folder knows its recipe; what is said again must agree with it, which `train` checks.
         kept = RunFolder(Path(args.out)).recipe().as_dict()
-        recipe = Recipe.of({**kept, **(Recipe.load(args.recipe).as_dict() if args.recipe else {}), **given})
+        if nets.is_own(kept["net"]) and not args.net:  # only what the user types may run
+            raise UserError(f"{args.out} trains a network of one's own; name DATA and NET again ({kept['net']}).")
+        recipe = Recipe.of({**kept, **(read(args.recipe) if args.recipe else {}), **given})
     else:
         recipe = Recipe.load(args.recipe, **given)
     out = Path(args.out or f"runs/{Path(recipe.data).stem}-{Path(recipe.net).stem}-{recipe.method}-eps{recipe.eps:g}")
@@ -67,15 +70,17 @@ def run_train(args: argparse.Namespace) -> None:
     data = datasets.load(recipe.data, validation=recipe.validation, limit=recipe.limit)
     net = first_net(recipe, data)
     OUT.print(
-        f"[bold]{recipe.method}[/] on {data.name} ({len(data.train):,} images), {recipe.net} "
+        f"[bold]{recipe.method}[/] on {escape(data.name)} ({len(data.train):,} images), {escape(recipe.net)} "
         f"({sum(p.numel() for p in net.parameters()):,} parameters), eps {recipe.eps:g}, "
-        f"{recipe.epochs:g} epochs -> {out}"
+        f"{recipe.epochs:g} epochs -> {escape(str(out))}",
+        soft_wrap=True,
     )
     OUT.print("std.err and verified: errors on the validation images, at eps_train\n", style="dim")
     run = train(net, data, recipe=recipe, out=out, resume=args.resume, show=Live(OUT))
-    OUT.print(
-        f"\ntrained in {run.summary['seconds'] / 60:.1f} minutes; next: advibp certify {out} --eps {recipe.eps:g}"
-    )
+    own = f" --net {recipe.net}" if nets.is_own(recipe.net) else ""
+    minutes = run.summary["seconds"] / 60
+    told = f"\ntrained in {minutes:.1f} minutes; next: advibp certify {out} --eps {recipe.eps:g}{own}"
+    OUT.print(told, markup=False, soft_wrap=True)
 
 
 def run_certify(args: argparse.Namespace) -> None:
@@ -85,18 +90,18 @@ def run_certify(args: argparse.Namespace) -> None:
     with Counting("certifying", OUT) as counting:
         certificate = certify(
             net, test, eps, by=args.by, attack=attack, out=Path(args.run) / "certify", seed=args.seed,
-            model=checkpoint.fingerprint(net), progress=counting.progress,
+            progress=counting.progress,
         )  # fmt: skip
-    OUT.print(_table(certificate, f"{args.run}: {len(test)} test images, {attack}"))
+    OUT.print(_table(certificate, escape(f"{args.run}: {len(test)} test images, {attack}")))
     out = Path(args.run) / "certify"
     checkpoint.write_atomically(out / "summary.json", json.dumps(_summary(certificate, args, attack), indent=2) + "\n")
-    OUT.print(f"records: {out / 'records.jsonl'}", style="dim")
+    OUT.print(f"records: {out / 'records.jsonl'}", style="dim", markup=False, soft_wrap=True)
 
 
 def run_attack(args: argparse.Namespace) -> None:
     net, recipe, test = _open(args)
     attack = Attack(steps=args.steps, step=args.step, restarts=args.restarts, loss=args.loss)
-    table = Table("eps", "images", "standard error", "PGD error", title=f"{args.run}: {attack}")
+    table = Table("eps", "images", "standard error", "PGD error", title=escape(f"{args.run}: {attack}"))
     for eps in _radii(args.eps, recipe):
         found, broken, wrong = [], [], 0
         with Counting("attacking", OUT) as counting, torch.random.fork_rng():
@@ -105,9 +110,11 @@ def run_attack(args: argparse.Namespace) -> None:
                 x, y = test.x[start : start + 500].to(args.device), test.y[start : start + 500].to(args.device)
                 attacked = attack(net, x, y, eps)
                 with torch.no_grad():
-                    wrong += int((net(x).argmax(1) != y).sum())
+                    misclassified = net(x).argmax(1) != y
+                wrong += int(misclassified.sum())
+                attacked.x_adv[misclassified] = x[misclassified]  # x itself lies in the set
                 found.append(attacked.x_adv.cpu())
-                broken.append(attacked.broken.cpu())
+                broken.append((attacked.broken | misclassified).cpu())
                 counting.progress(eps, start + len(x), len(test))
         (Path(args.run) / "attack").mkdir(exist_ok=True)
         file = Path(args.run) / "attack" / f"eps-{eps:g}.safetensors"
@@ -116,7 +123,7 @@ def run_attack(args: argparse.Namespace) -> None:
         )
         share = float(torch.cat(broken).float().mean())
         table.add_row(f"{eps:g}", str(len(test)), f"{100 * wrong / len(test):.2f} %", f"{100 * share:.2f} %")
-        OUT.print(f"adversarial examples: {file}", style="dim")
+        OUT.print(f"adversarial examples: {file}", style="dim", markup=False, soft_wrap=True)
     OUT.print(table)
 
 
@@ -132,7 +139,8 @@ def run_predict(args: argparse.Namespace) -> None:
         truth = "" if label is None else f" (label {label})"
         share = float(logits.softmax(1)[0, predicted])
         proof = f"proved for every change of up to eps {eps:.4f} per pixel" if eps > 0 else "not proved at any eps"
-        OUT.print(f"{name}: class [bold]{int(predicted)}[/]{truth}, softmax {100 * share:.1f} %, {proof}")
+        told = f"{escape(name)}: class [bold]{int(predicted)}[/]{truth}, softmax {100 * share:.1f} %, {proof}"
+        OUT.print(told, soft_wrap=True)
 
 
 def run_nets(args: argparse.Namespace) -> None:
@@ -173,6 +181,12 @@ def _open(args: argparse.Namespace) -> tuple[nn.Module, Recipe, datasets.Split]:
     """Network, recipe and test images of a run's folder."""
     net, recipe = open_run(args.run, _own_net(args))
     data = datasets.load(args.data or recipe.data, validation=recipe.validation)
+    facts = RunFolder(Path(args.run)).facts()
+    if list(data.input_shape) != facts["input_shape"] or data.classes > facts["classes"]:
+        raise UserError(
+            f"{args.data or recipe.data} has {data.classes} classes and images of shape {list(data.input_shape)}, but "
+            f"the network was trained for {facts['classes']} and {facts['input_shape']}; give other --data."
+        )
     args.device = resolve_device(args.device)
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -195,7 +209,7 @@ def _image(name: str, recipe: Recipe, shape: tuple[int, ...]) -> tuple[torch.Ten
     if not name.startswith("test:"):
         return images.read(name, shape), None  # type: ignore[arg-type]
     test = datasets.load(recipe.data, validation=recipe.validation).test
-    if not name[5:].isdigit() or int(name[5:]) >= len(test):
+    if not name[5:].isdecimal() or int(name[5:]) >= len(test):
         raise UserError(f"'{name}' names no test image; give test:0 to test:{len(test) - 1}, or an image file.")
     return test.x[int(name[5:])], int(test.y[int(name[5:])])
 
@@ -232,9 +246,16 @@ def _fraction(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is no number; write 0.3 or 8/255") from None
 
 
+def _count(text: str) -> int:
+    try:
+        return int(integer(1)(text))
+    except ValueError as wanted:
+        raise argparse.ArgumentTypeError(f"{text!r} is given, but it must be {wanted}") from None
+
+
 def _shape(text: str) -> tuple[int, ...]:
     parts = text.split("x")
-    if len(parts) != 3 or not all(p.isdigit() and int(p) > 0 for p in parts):
+    if len(parts) != 3 or not all(p.isdecimal() and int(p) > 0 for p in parts):
         raise argparse.ArgumentTypeError(f"{text!r} is no shape; write channels x height x width, such as 1x28x28")
     return tuple(int(p) for p in parts)
 
@@ -242,8 +263,15 @@ def _shape(text: str) -> tuple[int, ...]:
 # ---------------------------------------------------------------------------------------------- options
 
 
+class _Parser(argparse.ArgumentParser):
+    """Mistakes are told in one line, here as everywhere."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}; see {self.prog} --help\n")
+
+
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
+    top = _Parser(
         prog="advibp",
         description="Train neural networks whose robustness can be proved, attack them, and prove it image by image.",
         epilog="first steps: advibp train mnist dm-small --recipe demo --out runs/first, "
@@ -266,7 +294,7 @@ def parser() -> argparse.ArgumentParser:
     structures = commands.add_parser("nets", help="network structures with shapes and parameter counts")
     structures.add_argument("net", nargs="?", help="one network, layer by layer; a name or a grammar")
     structures.add_argument("--shape", type=_shape, default=(1, 28, 28), help="input shape (default 1x28x28)")
-    structures.add_argument("--classes", type=int, default=10)
+    structures.add_argument("--classes", type=_count, default=10)
     structures.set_defaults(command=run_nets)
 
     commands.add_parser("methods", help="training methods").set_defaults(command=run_methods)
@@ -327,13 +355,13 @@ def _run_options(run_parser: argparse.ArgumentParser, command: Any) -> None:
         run_parser.add_argument("--by", nargs="+", default=["ibp"], help="verifiers")
     run_parser.add_argument("--data", help="other data than the run's")
     run_parser.add_argument("--net", help="file.py:function, for a network of one's own")
-    run_parser.add_argument("--limit", type=int, help="the first N test images only")
-    run_parser.add_argument("--steps", type=int, default=200, help="PGD steps")
+    run_parser.add_argument("--limit", type=_count, help="the first N test images only")
+    run_parser.add_argument("--steps", type=_count, default=200, help="PGD steps")
     run_parser.add_argument("--step", type=float, default=0.1, help="PGD step size as a share of eps")
-    run_parser.add_argument("--restarts", type=int, default=1, help="PGD restarts")
+    run_parser.add_argument("--restarts", type=_count, default=1, help="PGD restarts")
     run_parser.add_argument("--loss", choices=["ce", "margin"], default="ce", help="what PGD climbs")
     run_parser.add_argument("--seed", type=int, default=0, help="seed of the random starts")
-    run_parser.add_argument("--threads", type=int, help="CPU threads")
+    run_parser.add_argument("--threads", type=_count, help="CPU threads")
     run_parser.add_argument("--device", default="auto")
     run_parser.set_defaults(command=command)
 

@@ -54,13 +54,15 @@ class Live:
         self.last_refresh = 0.0
 
     def __enter__(self) -> Self:
-        self.bar.start()
+        if self.console.is_terminal:  # elsewhere even a disabled bar prints an empty line
+            self.bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.bar.stop()
+        if self.console.is_terminal:
+            self.bar.stop()
 
     def start(self, training: Training, history: list[dict[str, Any]]) -> None:
         self.began, self.work_at_start = time.perf_counter(), training.work_left()

@@ -139,7 +139,7 @@ def build(
     *,
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
-    init: Init = "default",
+    init: Init = "ibp",
     seed: int | None = None,
 ) -> nn.Sequential:
     """The network ``spec`` for images of ``input_shape`` (C, H, W): (B, C, H, W) -> (B, classes).
@@ -334,6 +334,11 @@ def from_file(spec: str) -> nn.Module:
     if not isinstance(net, nn.Module):
         raise UserError(f"{spec} returned {type(net).__name__}, but an nn.Module was expected.")
     return net
+
+
+def is_known(spec: str) -> bool:
+    """Whether `build` can make a network from `spec`."""
+    return spec.strip().lower() in STRUCTURES or bool(_LOOKS_LIKE_GRAMMAR.match(spec))
 
 
 def is_own(spec: str) -> bool:

@@ -1,4 +1,4 @@
-"""The losses below and above the robust loss: L_adv <= max over the set of L <= L_IBP (the paper's equation 5)."""
+"""The losses below and above the robust loss: L_adv <= max over the set of L <= L_IBP (the paper's equation 4)."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ class Counting:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self.bar.stop()
+        if self.tasks:  # a bar that never started would print an empty line
+            self.bar.stop()
 
     def progress(self, eps: float, done: int, total: int) -> None:
         now = time.perf_counter()

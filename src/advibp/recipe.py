@@ -182,7 +182,7 @@ class Recipe:
     @classmethod
     def load(cls, source: str | Path | None = None, /, **changes: Any) -> Recipe:
         """The defaults, changed by a recipe (a shipped one by name, or a YAML file), changed by `changes`."""
-        return cls.of({**(_read(source) if source else {}), **changes})
+        return cls.of({**(read(source) if source else {}), **changes})
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any]) -> Recipe:
@@ -256,7 +256,8 @@ def shipped() -> dict[str, Any]:
     return dict(sorted(found.items()))
 
 
-def _read(source: str | Path) -> dict[str, Any]:
+def read(source: str | Path) -> dict[str, Any]:
+    """The keys that a recipe sets, and no others: a shipped one by name, or a YAML file."""
     recipes = shipped()
     file = recipes.get(str(source), Path(source))
     try:

@@ -20,6 +20,7 @@ import torch
 import yaml
 from rich.console import Console
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from advibp import __version__, checkpoint, nets
 from advibp.data import Data
@@ -273,7 +274,10 @@ def _finish(
 def first_net(recipe: Recipe, data: Data) -> nn.Module:
     """The untrained network of a recipe."""
     if nets.is_own(recipe.net):
-        return nets.from_file(recipe.net)
+        net = nets.from_file(recipe.net)
+        if any(isinstance(p, UninitializedParameter) for p in net.parameters()):
+            net(data.train.x[:1])  # lazy layers learn their shapes
+        return net
     return _build(recipe, data.input_shape, data.classes, data.mean, data.std)
 
 
@@ -294,8 +298,10 @@ def open_run(path: str | Path, net: nn.Module | None = None) -> tuple[nn.Module,
             f"{path} is not finished: model.safetensors is missing; run `advibp train --resume --out {path}`."
         )
     tensors, facts = checkpoint.load(folder.model)
-    if net is None and nets.is_own(recipe.net):
-        raise UserError(f"{path} holds a network of one's own; say where it is: --net {recipe.net}.")
+    if net is None and not nets.is_known(recipe.net):
+        raise UserError(
+            f"{path} holds a network of one's own ({recipe.net}); pass it as `net`, or as --net file.py:function."
+        )
     if net is None:
         channels = facts["input_shape"][0]
         # Mean and std are buffers: their values come with the weights.

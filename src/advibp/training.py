@@ -54,6 +54,7 @@ class Training:
         if recipe.threads:
             torch.set_num_threads(recipe.threads)
         self.net.to(self.device)
+        self.mode = self.net.training  # a network given in evaluation mode is trained in it: BatchNorm stays frozen
         self.method = METHODS[recipe.method]
         self.timeline = recipe.timeline()
         self.params = [p for p in self.net.parameters() if p.requires_grad]
@@ -93,14 +94,14 @@ class Training:
                     f"per class."
                 )
             ibp.errors(self.net, x, y, self.recipe.eps)  # what every epoch ends with, whatever the method
-            self.net.train()
+            self.net.train(self.mode)
             if self.method.upper:
                 self.method.upper(self.net, x, y, self.recipe.eps)
 
     def run_epoch(self) -> Iterator[Step]:
         """The steps that are left of the current epoch."""
         order = self._order(self.steps // self.steps_per_epoch)
-        self.net.train()
+        self.net.train(self.mode)
         for k in range(self.steps % self.steps_per_epoch, self.steps_per_epoch):
             if self.finished:
                 return

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn, TypeAlias, Union
 
@@ -97,16 +98,16 @@ class Box:
         _check_size("eps", eps)
         if within is None:
             return cls(x, eps)
-        low, high = within
-        box = _between((x - eps).clamp(min=low), (x + eps).clamp(max=high))
+        box = _between((x - eps).clamp(min=within[0]), (x + eps).clamp(max=within[1]))
         if not bool((box.radius >= 0).all()):  # NaN too. This waits for the device, but only at a network's entrance
-            raise UserError(f"some of x lies outside of [{low}, {high}] by more than eps; scale x or set `within`.")
+            raise UserError(f"some of x is NaN or lies outside of {within} by more than eps; scale x or set `within`.")
         return box
 
     @classmethod
     def from_bounds(cls, lower: Tensor, upper: Tensor) -> Box:
         """The box [lower, upper], both (...)."""
         _check_floating(lower)
+        _check_floating(upper)
         box = _between(lower, upper)
         if not bool((box.radius >= 0).all()):
             raise UserError("Box.from_bounds needs finite numbers, lower <= upper everywhere; check their order.")
@@ -200,8 +201,7 @@ class Box:
         if self._last.version != version_of(weight):
             raise UserError("the last layer's weights have changed since this Box was made; run the network again.")
         with _exactly(self.device.type):
-            spread = (weight[y].unsqueeze(1) - weight).abs()  # (B, K, J)
-            return center, torch.bmm(spread, self._last.input.radius.unsqueeze(2)).squeeze(2)
+            return center, _margin_radius(weight, self._last.input.radius, y)
 
     @classmethod
     def __torch_function__(
@@ -295,6 +295,20 @@ def _between(lower: Tensor, upper: Tensor) -> Box:
     return Box._of(center, upper - center)
 
 
+def _margin_radius(weight: Tensor, radius: Tensor, y: Tensor) -> Tensor:
+    """sum_j |W_yj - W_kj| r_j as (B, K), from W (K, J), r (B, J), y (B,).
+
+    With few classes it is several times faster to take all K^2 differences through one matrix product and then pick
+    the labels' rows than to build the (B, K, J) differences of the labels.
+    """
+    classes = len(weight)
+    if classes > min(len(y), 64):
+        return torch.bmm((weight[y].unsqueeze(1) - weight).abs(), radius.unsqueeze(2)).squeeze(2)
+    spread = (weight.unsqueeze(1) - weight).abs().flatten(0, 1)  # (K K, J)
+    every = (radius @ spread.T).unflatten(1, (classes, classes))
+    return every.gather(1, y.view(-1, 1, 1).expand(-1, 1, classes)).squeeze(1)
+
+
 def _check_floating(value: object) -> None:
     if not isinstance(value, Tensor) or not value.is_floating_point():
         kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
@@ -320,10 +334,8 @@ def apply(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     if kwargs.get("out") is not None:
         unsupported(f"{name_of(func)} cannot write a Box to out=")
     device = _device_type(args or tuple(kwargs.values()))
-    if device != "meta" and torch.is_autocast_enabled(device):
-        with _exactly(device):
-            return rule(func, *args, **kwargs)
-    return rule(func, *args, **kwargs)
+    with _exactly(device):
+        return rule(func, *args, **kwargs)
 
 
 def _device_type(args: Any) -> str:
@@ -333,9 +345,10 @@ def _device_type(args: Any) -> str:
     return first.device.type if isinstance(first, (Box, Tensor)) else "cpu"
 
 
-def _exactly(device_type: str) -> torch.autocast:
+def _exactly(device_type: str) -> AbstractContextManager[object]:
     """Rules keep the precision of their box; autocast would round the bounds."""
-    return torch.autocast(device_type, enabled=False)
+    autocast = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+    return torch.autocast(device_type, enabled=False) if autocast else nullcontext()
 
 
 def unsupported(what: str, advice: str = "", kind: type[UnsupportedOperation] = UnsupportedOperation) -> NoReturn:

@@ -99,7 +99,9 @@ def batch_norm(
 ) -> Box:
     """In evaluation: the statistics are given. A set has no mean and variance of its own."""
     if training or running_mean is None or running_var is None:
-        unsupported("BatchNorm in training mode has no rule", "its statistics must be given: call net.eval().")
+        unsupported(
+            "BatchNorm in training mode has no rule", "call net.eval() first, and its running statistics are used."
+        )
     return normalize(input, running_mean, running_var, weight, bias, eps)
 
 
@@ -239,7 +241,7 @@ def to(func: Func, input: Box, *args: Any, **kwargs: Any) -> Box:
 @unary("", F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 def dropout(func: Func, input: Box, p: float = 0.5, training: bool = True) -> Box:
     if training and p > 0:
-        unsupported("dropout in training mode has no rule", "its mask is random: call net.eval().")
+        unsupported("dropout in training mode has no rule", "its mask is random: call net.eval() first.")
     return input
 
 

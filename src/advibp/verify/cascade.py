@@ -6,12 +6,13 @@ An image that is proved can't be broken, so it is not attacked: the PGD error is
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeGuard
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -44,10 +45,23 @@ class Attack:
     restarts: int = 1
     loss: attacks.LossName = "ce"
 
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.restarts < 1 or not 0 < self.step < math.inf or self.loss not in ("ce", "margin"):
+            raise UserError(f"'{self}' is no attack; steps, step and restarts must be above 0, loss ce or margin.")
+
     def __str__(self) -> str:
         return f"pgd steps={self.steps} step={self.step:g}eps restarts={self.restarts} loss={self.loss} random start"
 
-    def __call__(self, net: nn.Module, x: Tensor, y: Tensor, eps: float, *, stop: bool = True) -> attacks.Attacked:
+    def __call__(
+        self,
+        net: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        eps: float,
+        *,
+        stop: bool = True,
+        generators: Sequence[torch.Generator] | None = None,
+    ) -> attacks.Attacked:
         return attacks.pgd(
             net,
             x,
@@ -58,6 +72,7 @@ class Attack:
             restarts=self.restarts,
             loss=self.loss,
             stop_on_success=stop,
+            generators=generators,
         )
 
 
@@ -71,12 +86,11 @@ def certify(
     out: str | Path | None = None,
     batch_size: int = 500,
     seed: int = 0,
-    model: str = "",
     progress: Progress | None = None,
 ) -> Certificate:
     """A verdict for every image and eps. With `out` the records are kept there, and a second call continues them.
 
-    `model` names the weights the records are about: records of other weights are not continued.
+    A record is only continued for the same weights and the same image; it carries fingerprints of both.
     """
     x, y = images if isinstance(images, tuple) else (images.x, images.y)
     radii = [eps] if isinstance(eps, int | float) else eps
@@ -85,15 +99,17 @@ def certify(
         check_eps(radius)
     folder = Path(out) if out is not None else None
     file = RecordFile.open(folder / "records.jsonl") if folder else None
-    cascade = Cascade(net.eval(), by, attack or Attack(), folder, seed, model)
+    cascade = Cascade(net.eval(), by, attack or Attack(), folder, seed, checkpoint.fingerprint(net.state_dict()))
+    prints = [checkpoint.fingerprint({"x": image, "y": label}) for image, label in zip(x, y, strict=True)]
     found: list[Record] = []
     with Counting("certifying") as counting:
         for radius in radii:
             for start in range(0, len(x), batch_size):
                 rows = range(start, min(start + batch_size, len(x)))
-                kept = [r for r in (file.records.get((i, radius)) for i in rows) if cascade.stands(r)] if file else []
+                known = [(file.records.get((i, radius)), prints[i]) for i in rows] if file else []
+                kept = [record for record, image in known if record and cascade.stands(record, image)]
                 todo = sorted(set(rows) - {r.index for r in kept})
-                new = cascade.decide(x[todo], y[todo], todo, radius) if todo else []
+                new = cascade.decide(x[todo], y[todo], todo, [prints[i] for i in todo], radius) if todo else []
                 if file:
                     file.add(new)
                 found += sorted([*kept, *new], key=lambda r: r.index)
@@ -112,13 +128,13 @@ class Cascade:
     seed: int
     model: str
 
-    def stands(self, record: Record | None) -> TypeGuard[Record]:
+    def stands(self, record: Record, image: str) -> bool:
         """Whether an earlier record still answers the question: a decision does, whichever attack was asked for."""
-        if record is None or record.model != self.model:
+        if (record.model, record.image) != (self.model, image):
             return False
         return record.verdict in ("robust", "falsified", "misclassified") or record.attack == str(self.attack)
 
-    def decide(self, x: Tensor, y: Tensor, indices: list[int], eps: float) -> list[Record]:
+    def decide(self, x: Tensor, y: Tensor, indices: list[int], prints: list[str], eps: float) -> list[Record]:
         """Records for a batch, stage by stage. `left` are the rows that nobody has decided yet."""
         device = next(self.net.parameters()).device
         x, y = x.to(device), y.to(device)
@@ -140,15 +156,36 @@ class Cascade:
             left = left[~(margins > 0)]  # a NaN margin proves nothing
 
         if len(left):
-            with batch.timed(left), torch.random.fork_rng():
-                torch.manual_seed(hash((self.seed, indices[0], eps)) & (2**63 - 1))
-                attacked = self.attack(self.net, x[left], y[left], eps)
+            with batch.timed(left):
+                chances = [self._chance(indices[i], eps) for i in left.tolist()]
+                attacked = self.attack(self.net, x[left], y[left], eps, generators=chances)
                 broken = left[attacked.broken]
                 batch.decide(broken, "falsified", "pgd")
                 if self.folder and len(broken):
                     x_adv = attacked.x_adv[attacked.broken]
                     batch.counterexamples = _keep(self.folder, x_adv, broken.tolist(), indices, eps)
-        return batch.records(indices, eps, y.tolist(), logits.argmax(1).tolist(), str(self.attack), self.model)
+        labels, predictions = y.tolist(), logits.argmax(1).tolist()
+        return [
+            Record(
+                index=index,
+                eps=eps,
+                label=labels[i],
+                prediction=predictions[i],
+                verdict=batch.verdicts[i],
+                by=batch.deciders[i],
+                lower_margin=batch.margins.get(i),
+                seconds=round(float(batch.seconds[i]), 6),
+                attack=str(self.attack),
+                model=self.model,
+                image=prints[i],
+                counterexample=batch.counterexamples.get(i),
+            )
+            for i, index in enumerate(indices)
+        ]
+
+    def _chance(self, index: int, eps: float) -> torch.Generator:
+        """An image's own random starts: they depend on nothing that was decided or left out before it."""
+        return torch.Generator().manual_seed(hash((self.seed, index, eps)) & (2**63 - 1))
 
 
 class _Batch:
@@ -171,26 +208,6 @@ class _Batch:
         began = time.perf_counter()
         yield
         self.seconds[rows.cpu()] += (time.perf_counter() - began) / len(rows)
-
-    def records(
-        self, indices: list[int], eps: float, labels: list[int], predictions: list[int], attack: str, model: str
-    ) -> list[Record]:
-        return [
-            Record(
-                index=index,
-                eps=eps,
-                label=labels[i],
-                prediction=predictions[i],
-                verdict=self.verdicts[i],
-                by=self.deciders[i],
-                lower_margin=self.margins.get(i),
-                seconds=round(float(self.seconds[i]), 6),
-                attack=attack,
-                model=model,
-                counterexample=self.counterexamples.get(i),
-            )
-            for i, index in enumerate(indices)
-        ]
 
 
 def _keep(folder: Path, x_adv: Tensor, rows: list[int], todo: list[int], eps: float) -> dict[int, str]:

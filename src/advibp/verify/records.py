@@ -29,7 +29,8 @@ class Record:
     lower_margin: float | None  # proved lower bound of the smallest margin
     seconds: float
     attack: str  # the attack and all its options
-    model: str  # which weights this is about
+    model: str  # fingerprint of the weights this is about
+    image: str  # fingerprint of the image and its label
     counterexample: str | None = None  # "file#row" beside the records
 
 
@@ -89,7 +90,7 @@ class Certificate:
         return {
             "standard_error": counts["misclassified"] / total,
             "pgd_error": (counts["misclassified"] + counts["falsified"]) / total,
-            "verified_error": 1 - counts["robust"] / total,
+            "verified_error": (total - counts["robust"]) / total,
         }
 
     def rows(self) -> list[list[str]]:
