@@ -156,3 +156,18 @@ def test_learning_rate_falls_at_every_milestone(milestones: list[float], t: floa
 def test_learning_rate_changes_at_the_milestone_not_after_it() -> None:
     assert learning_rate(9.999, lr=1.0, milestones=[10], factor=0.25) == 1
     assert learning_rate(10, lr=1.0, milestones=[10], factor=0.25) == 0.25
+
+
+@given(lr=st.floats(1e-6, 1), start=st.floats(0, 50), length=st.floats(0.5, 50), t=st.floats(0, 120))
+def test_linear_decay_is_flat_then_a_line_to_zero(lr: float, start: float, length: float, t: float) -> None:
+    rate = schedules.linear_decay(t, lr=lr, start=start, end=start + length)
+    if t <= start:
+        assert rate == lr
+    elif t >= start + length:
+        assert rate == 0
+    else:
+        assert rate == pytest.approx(lr * (start + length - t) / length, rel=1e-6, abs=1e-12)
+
+
+def test_linear_decay_without_room_stays_flat() -> None:
+    assert schedules.linear_decay(5, lr=0.1, start=5, end=5) == 0.1

@@ -33,8 +33,8 @@ def number(low: float, high: float = math.inf, *, above: bool = False) -> Parser
 
     def parse(value: Any) -> float:
         try:
-            top, _, bottom = str(value).partition("/")
-            result = float(top) / float(bottom) if bottom else float(top)
+            top, slash, bottom = str(value).partition("/")
+            result = float(top) / float(bottom) if slash else float(top)
         except (ValueError, ZeroDivisionError):
             result = math.nan
         inside = low < result if above else low <= result
@@ -82,17 +82,13 @@ def text(value: Any) -> str:
 
 
 def span(value: Any) -> Span:
-    if isinstance(value, str) and value.strip().endswith("%"):
-        share = value.strip()[:-1]
-        try:
-            number(0, 100)(share)
-        except ValueError:
-            raise ValueError("a number of epochs, or a share of them from 0% to 100%") from None
-        return f"{float(share):g}%"
+    """Epochs as a number, or a share of all epochs as a text such as 30%."""
     try:
+        if isinstance(value, str) and value.strip().endswith("%"):
+            return f"{number(0, 100)(value.strip()[:-1]):.12g}%"
         return float(number(0)(value))
     except ValueError:
-        raise ValueError("a number of epochs (at least 0), or a share of them such as 30%") from None
+        raise ValueError("a number of epochs (at least 0), or a share of them from 0% to 100%") from None
 
 
 def spans(value: Any) -> tuple[Span, ...]:
@@ -157,6 +153,11 @@ class Recipe:
     beta2: float = _option(0.99, number(0, 0.999999), "decay of the norm moments")
     batch_size: int = _option(128, integer(1), "images per step")
     lr: float = _option(3e-3, number(0, above=True), "Adam's learning rate")
+    lr_shape: str = _option(
+        "steps",
+        one_of("steps", "linear"),
+        "steps: times lr_factor at each of lr_milestones; linear: down to 0 from the end of the ramp on",
+    )
     lr_milestones: tuple[Span, ...] = _option(
         ("60%", "80%", "93%"), spans, "when the learning rate is multiplied by lr_factor"
     )
@@ -217,7 +218,7 @@ class Recipe:
             ramp=self.in_epochs(self.ramp),
             ramp_shape=self.ramp_shape,  # type: ignore[arg-type]
         )
-        if line.joint + line.ramp > self.epochs:
+        if line.joint + line.ramp > self.epochs * (1 + 1e-9):  # shares of 100% may not add up to the bit
             raise UserError(
                 f"warmup_natural + warmup_adversarial + ramp take {line.joint + line.ramp:g} epochs, but epochs is "
                 f"{self.epochs:g}; train longer, or shorten these phases."
@@ -238,7 +239,10 @@ class Recipe:
     def to_yaml(self) -> str:
         """Every key, with what it means behind it."""
         values = self.as_dict()
-        lines = [f"{f.name}: {json.dumps(values[f.name])}  # {f.metadata['says']}" for f in dataclasses.fields(self)]
+        lines = [
+            f"{f.name}: {json.dumps(values[f.name], ensure_ascii=False)}  # {f.metadata['says']}"
+            for f in dataclasses.fields(self)
+        ]
         return "\n".join(lines) + "\n"
 
 

@@ -79,3 +79,8 @@ def c_t(t: float, *, c_max: float, ramp_epochs: float, extra: float, decay: floa
 def learning_rate(t: float, *, lr: float, milestones: Sequence[float], factor: float) -> float:
     """`lr`, multiplied by `factor` once for every milestone that has been passed."""
     return lr * factor ** sum(t >= m for m in milestones)
+
+
+def linear_decay(t: float, *, lr: float, start: float, end: float) -> float:
+    """`lr` until `start`, then a straight line down to 0 at `end`."""
+    return lr * min(max((end - t) / (end - start), 0.0), 1.0) if end > start else lr

@@ -190,11 +190,16 @@ class Training:
             norm = torch.linalg.vector_norm(gradient)
             gradient = gradient.mul(torch.clamp(recipe.clip / (norm + 1e-12), max=1.0))
         self.gradients.assign(gradient)
-        milestones = [recipe.in_epochs(m) for m in recipe.lr_milestones]
-        rate = schedules.learning_rate(t, lr=recipe.lr, milestones=milestones, factor=recipe.lr_factor)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = self._learning_rate(t)
         self.optimizer.step()
+
+    def _learning_rate(self, t: float) -> float:
+        recipe, line = self.recipe, self.timeline
+        if recipe.lr_shape == "linear":
+            return schedules.linear_decay(t, lr=recipe.lr, start=line.joint + line.ramp, end=recipe.epochs)
+        milestones = [recipe.in_epochs(m) for m in recipe.lr_milestones]
+        return schedules.learning_rate(t, lr=recipe.lr, milestones=milestones, factor=recipe.lr_factor)
 
     def _order(self, epoch: int) -> Tensor:
         generator = torch.Generator().manual_seed(_mix(self.recipe.seed, 2, epoch))
