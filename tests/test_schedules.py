@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advibp.schedules import RampShape, Timeline, c_t, learning_rate, ramp
+from advibp.schedules import RampShape, Timeline, c_t, learning_rate, linear_decay, ramp
 
 shapes: list[RampShape] = ["linear", "smooth"]
 times = st.floats(-2, 3)
@@ -160,7 +160,7 @@ def test_learning_rate_changes_at_the_milestone_not_after_it() -> None:
 
 @given(lr=st.floats(1e-6, 1), start=st.floats(0, 50), length=st.floats(0.5, 50), t=st.floats(0, 120))
 def test_linear_decay_is_flat_then_a_line_to_zero(lr: float, start: float, length: float, t: float) -> None:
-    rate = schedules.linear_decay(t, lr=lr, start=start, end=start + length)
+    rate = linear_decay(t, lr=lr, start=start, end=start + length)
     if t <= start:
         assert rate == lr
     elif t >= start + length:
@@ -170,4 +170,4 @@ def test_linear_decay_is_flat_then_a_line_to_zero(lr: float, start: float, lengt
 
 
 def test_linear_decay_without_room_stays_flat() -> None:
-    assert schedules.linear_decay(5, lr=0.1, start=5, end=5) == 0.1
+    assert linear_decay(5, lr=0.1, start=5, end=5) == 0.1
