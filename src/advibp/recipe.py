@@ -149,17 +149,17 @@ class Recipe:
     fosc_scale: str = _option(
         "sample", one_of("sample", "batch"), "c_max in the scale of each sample's loss, or of the batch-mean loss"
     )
-    beta1: float = _option(0.9, number(0, 0.999999), "decay of the gradient moments")
+    beta1: float = _option(0.99, number(0, 0.999999), "decay of the gradient moments")
     beta2: float = _option(0.99, number(0, 0.999999), "decay of the norm moments")
-    batch_size: int = _option(128, integer(1), "images per step")
-    lr: float = _option(3e-3, number(0, above=True), "Adam's learning rate")
+    batch_size: int = _option(256, integer(1), "images per step")
+    lr: float = _option(2e-3, number(0, above=True), "Adam's learning rate")
     lr_shape: str = _option(
-        "steps",
+        "linear",
         one_of("steps", "linear"),
         "steps: times lr_factor at each of lr_milestones; linear: down to 0 from the end of the ramp on",
     )
     lr_milestones: tuple[Span, ...] = _option(
-        ("60%", "80%", "93%"), spans, "when the learning rate is multiplied by lr_factor"
+        ("75%", "90%"), spans, "when the learning rate is multiplied by lr_factor"
     )
     lr_factor: float = _option(0.25, number(0, 1), "what the learning rate is multiplied by")
     clip: float | None = _option(10.0, or_word("none", number(0, above=True)), "largest norm of a step's gradient")

@@ -116,20 +116,32 @@ def test_a_broken_network_gives_errors_and_never_proofs(value: float, layer: int
     assert certificate.errors(1e-6)["verified_error"] == 1
 
 
-def test_bounds_that_overflow_prove_nothing() -> None:
-    """Logits are finite at the image, and the radii of the second layer are infinite."""
+def test_an_infinite_logit_is_no_margin() -> None:
+    """The right class wins by infinity, at the image and over the box."""
+    net, x, _ = problem(1)
+    with torch.no_grad():
+        net[-1].bias[0] = torch.inf
+    certificate = certify(net, (x, torch.zeros(len(x), dtype=torch.int64)), 0.01, attack=QUICK)
+    assert {r.verdict for r in certificate.records} == {"error"}
+
+
+@pytest.mark.parametrize("pixel", [0.0, 0.5])
+def test_bounds_that_overflow_prove_nothing(pixel: float) -> None:
+    """Logits are finite at the image, bounds are not: -inf where the radius overflows, NaN where the centre does."""
     net = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Linear(4, 3))
-    x = torch.full((5, 1, 4, 4), 0.5)
+    x, y = torch.full((5, 1, 4, 4), pixel), torch.zeros(5, dtype=torch.int64)
     with torch.no_grad():
         for layer in (net[1], net[2]):
             layer.weight.fill_(2.0**100)
             layer.bias.zero_()
-        net[1].weight[:, 8:] *= -1  # cancels exactly at the image
+        if pixel:
+            net[1].weight[:, 8:] *= -1  # cancels exactly at the image
         net[2].weight[1:] *= -1
         net[2].bias[0] = 1.0
     assert torch.equal(net(x)[0], torch.tensor([1.0, 0.0, 0.0]))
-    assert not net(Box.ball(x, 0.1)).radius.isfinite().any()
-    certificate = certify(net, (x, torch.zeros(5, dtype=torch.int64)), 0.1, attack=QUICK)
+    margin = net(Box.ball(x, 0.1)).lower_margins(y)[0, 1]
+    assert margin == -torch.inf if pixel else margin.isnan()
+    certificate = certify(net, (x, y), 0.1, attack=QUICK)
     assert "robust" not in {r.verdict for r in certificate.records}
 
 
@@ -209,16 +221,26 @@ def test_other_attack_options_try_only_the_unknown_again(kept: Kept) -> None:
         assert after.attack == (str(stronger) if before.index in unknown else str(QUICK))
 
 
-def test_counterexamples_survive_a_second_attack(kept: Kept) -> None:
-    """The images that are tried again must not overwrite what earlier records point to."""
-    net, x, y, folder, first = kept
-    for steps in (1, 30):
-        again = certify(net, (x, y), [0.02, 0.1], attack=Attack(steps=steps), out=folder, batch_size=10)
-        for record in (*first.records, *again.records):
-            if record.verdict == "falsified":
-                x_adv = counterexample(folder, record)
-                assert (x_adv - x[record.index]).abs().max() <= record.eps + 1e-6
-                assert int(net(x_adv[None]).argmax(1)) != record.label
+def test_counterexamples_survive_a_second_attack(tmp_path: Path) -> None:
+    """Images that are tried again, the first of a batch among them, must not overwrite what earlier records name."""
+    net, x, y = problem(5, count=60)
+    weak, strong = Attack(steps=1, step=0.01), Attack(steps=40)
+    found = [certify(net, (x, y), 0.1, attack=attack).records for attack in (weak, strong)]
+    late = [a.index for a, b in zip(*found, strict=True) if (a.verdict, b.verdict) == ("unknown", "falsified")]
+    early = [a.index for a in found[0] if a.verdict == "falsified"]
+    order = [*late, *early]
+    assert late
+    assert early
+    x, y = x[order], y[order]
+    first = certify(net, (x, y), 0.1, attack=weak, out=tmp_path)
+    again = certify(net, (x, y), 0.1, attack=strong, out=tmp_path)
+    assert first.records[0].verdict == "unknown"
+    assert again.records[0].verdict == "falsified"
+    for record in (*first.records, *again.records):
+        if record.verdict == "falsified":
+            x_adv = counterexample(tmp_path, record)
+            assert (x_adv - x[record.index]).abs().max() <= record.eps + 1e-6
+            assert int(net(x_adv[None]).argmax(1)) != record.label
 
 
 def test_other_weights_or_other_images_start_anew(kept: Kept) -> None:
