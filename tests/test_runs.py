@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from advibp import Recipe, Run, UserError, checkpoint, data, nets, open_run, runs, train
 from advibp.data import Data
 from advibp.display import Silent
-from advibp.runs import RunFolder
+from advibp.folder import KEPT_CHECKPOINTS, RunFolder
 from advibp.training import Training
 
 torch.set_num_threads(1)
@@ -82,7 +82,7 @@ def test_a_run_is_deterministic_and_kept_as_it_was(undisturbed: Run) -> None:
     assert [m["epoch"] for m in folder.history()] == list(range(1, EPOCHS + 1))
     assert folder.recipe() == undisturbed.recipe
     assert json.loads((folder.path / "summary.json").read_text()) == undisturbed.summary
-    assert len(checkpoint.newest(folder.checkpoints)) == runs.KEPT_CHECKPOINTS
+    assert len(checkpoint.newest(folder.checkpoints)) == KEPT_CHECKPOINTS
 
 
 @pytest.mark.parametrize("epoch", range(1, EPOCHS + 1))

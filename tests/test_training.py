@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from advibp import UserError, attacks, checkpoint, data, nets, objectives, schedules, train
+from advibp import UserError, attacks, checkpoint, data, nets, objectives, train
 from advibp.data import Data
 from advibp.recipe import Recipe
 from advibp.training import EpochMeans, Step, Training, _mix
@@ -60,7 +60,7 @@ def all_steps(training: Training) -> list[Step]:
 
 
 TENSE: dict[str, Any] = {"epochs": 10, "warmup_natural": 2, "ramp": 3, "c_decay": 4, "eps": 0.3, "batch_size": 20}
-TENSE |= {"lr": 0.01, "lr_milestones": ["80%"]}
+TENSE |= {"lr": 0.01, "lr_milestones": ["80%"], "beta1": 0.9, "beta2": 0.99}
 
 
 def tense_net() -> nn.Sequential:
@@ -342,7 +342,13 @@ class ByHand:
         g = self.gradient(total + recipe.l1 * sum(p.abs().sum() for p in self.params if p.dim() > 1))
         if recipe.clip and g.norm() > recipe.clip:
             g = g * (recipe.clip / g.norm())
-        lr = recipe.lr * recipe.lr_factor ** sum(t >= recipe.in_epochs(m) for m in recipe.lr_milestones)
+        if recipe.lr_shape == "linear":
+            full = sum(
+                recipe.in_epochs(span) for span in (recipe.warmup_natural, recipe.warmup_adversarial, recipe.ramp)
+            )
+            lr = recipe.lr * min(1.0, (recipe.epochs - t) / (recipe.epochs - full))
+        else:
+            lr = recipe.lr * recipe.lr_factor ** sum(t >= recipe.in_epochs(m) for m in recipe.lr_milestones)
         n = self.count + 1
         self.first = 0.9 * self.first + 0.1 * g
         self.second = 0.999 * self.second + 0.001 * g**2
@@ -353,17 +359,18 @@ class ByHand:
 
 
 @pytest.mark.parametrize(
-    ("c_max", "clip", "l1", "branches"),
+    ("options", "branches"),
     [
-        (0.0, 0.5, 1e-3, {"agree", "ibp"}),
-        (1e3, None, 0.0, {"agree", "adv"}),
-        (0.3, 10.0, 0.0, {"agree", "adv", "ibp"}),
+        ({"c_max": 0, "clip": 0.5, "l1": 1e-3, "lr_shape": "steps"}, {"agree", "ibp"}),
+        ({"c_max": 1e3, "clip": "none", "lr_shape": "linear"}, {"agree", "adv"}),
+        ({"c_max": 0.3, "clip": 10, "lr_shape": "steps"}, {"agree", "adv", "ibp"}),
     ],
+    ids=["ibp wins", "adversarial wins", "both"],
 )
-def test_a_step_is_what_the_paper_prints(c_max: float, clip: float | None, l1: float, branches: set[str]) -> None:
+def test_a_step_is_what_the_paper_prints(options: dict[str, Any], branches: set[str]) -> None:
     net = tense_net().double()
     copied = copy.deepcopy(net)
-    training = begin(net, halves(120, validation=20), **TENSE, c_max=c_max, clip=clip, l1=l1)
+    training = begin(net, halves(120, validation=20), **TENSE, **options)
     by_hand = ByHand(copied, training.recipe, training.steps_per_epoch)
     for k in range(training.total_steps):
         rows = training._order(k)[:20]
@@ -462,7 +469,7 @@ def test_divergence_keeps_the_last_checkpoint(
     explodes_at: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the losses of its own epoch show it, or the explosion comes with the very last step (of four)."""
-    monkeypatch.setattr(schedules, "learning_rate", lambda t, **_: 1e-3 if t < explodes_at else math.inf)
+    monkeypatch.setattr(Training, "_learning_rate", lambda self, t: 1e-3 if t < explodes_at else math.inf)
     with pytest.raises(UserError, match="diverged"):
         train(nets.build("FC 8", (1, 4, 4), 2, seed=1), halves(), out=tmp_path, **SHORT)
     newest, *_ = checkpoint.newest(tmp_path / "checkpoints")

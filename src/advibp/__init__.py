@@ -1,13 +1,12 @@
 """advibp trains neural networks whose robustness can be proved, and proves it."""
 
-__version__ = "0.1.0"
-
 from advibp import attacks, bounds, data, nets
 from advibp.bounds import Box
 from advibp.errors import UserError
 from advibp.recipe import Recipe
 from advibp.runs import Run, open_run, train
 from advibp.verify import Certificate, certify
+from advibp.version import __version__
 from advibp.weighting import Fixed, Moments, joint_backward
 
 __all__ = [
@@ -18,6 +17,7 @@ __all__ = [
     "Recipe",
     "Run",
     "UserError",
+    "__version__",
     "attacks",
     "bounds",
     "certify",

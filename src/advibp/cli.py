@@ -16,17 +16,19 @@ from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
-from advibp import __version__, checkpoint, images, nets
+from advibp import checkpoint, images, nets
 from advibp import data as datasets
 from advibp.display import Live
 from advibp.errors import UserError
+from advibp.folder import RunFolder, hardware
 from advibp.methods import METHODS
 from advibp.progress import Counting
 from advibp.recipe import Recipe, integer, number, read, shipped
-from advibp.runs import RunFolder, first_net, hardware, open_run, train
+from advibp.runs import first_net, open_run, train
 from advibp.training import resolve_device
 from advibp.verify import Attack, Certificate, certify, largest_proved_eps
 from advibp.verify.cascade import check_eps
+from advibp.version import __version__
 
 OUT = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 

@@ -1,14 +1,8 @@
-"""A run as a folder: train into it, resume it, open it again.
-
-recipe.yaml  metrics.jsonl  events/  checkpoints/  model.safetensors  summary.json
-"""
+"""Train into a folder, resume it, open it again."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import platform
 import sys
 import time
 from collections.abc import Sequence
@@ -16,137 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-import yaml
 from rich.console import Console
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from advibp import __version__, checkpoint, nets
+from advibp import checkpoint, nets
 from advibp.data import Data
 from advibp.display import Display, Live
 from advibp.errors import UserError
 from advibp.events import Events
+from advibp.folder import RunFolder, hardware
 from advibp.recipe import Recipe
 from advibp.training import EpochMeans, Training, untouched_global_state
-
-KEPT_CHECKPOINTS = 2
-
-# Where a run computes, not what it computes: these may differ when it is resumed.
-_WHERE = ("device", "threads", "data", "published")
-
-
-@dataclass(frozen=True)
-class RunFolder:
-    """The files of one run."""
-
-    path: Path
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model.safetensors"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def exists(self) -> bool:
-        return (self.path / "recipe.yaml").exists()
-
-    def recipe(self) -> Recipe:
-        file = self.path / "recipe.yaml"
-        try:
-            loaded = yaml.safe_load(file.read_text("utf-8"))
-        except OSError:
-            raise UserError(
-                f"{self.path} holds no run: {file} is missing; give a folder that `advibp train --out` made."
-            ) from None
-        except (yaml.YAMLError, UnicodeDecodeError):
-            raise UserError(
-                f"{file} is damaged: it is no YAML; restore it, or train again into another folder."
-            ) from None
-        if not isinstance(loaded, dict):
-            raise UserError(f"{file} is damaged: it holds no recipe; restore it, or train again into another folder.")
-        return Recipe.of(loaded)
-
-    def create(self, recipe: Recipe) -> None:
-        if self.exists:
-            raise UserError(f"{self.path} holds a run already; add --resume to continue it, or choose another --out.")
-        try:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-            checkpoint.write_atomically(self.path / "recipe.yaml", recipe.to_yaml())
-        except OSError as error:
-            raise UserError(f"{self.path} can't be written ({error.strerror}); choose another --out.") from None
-
-    def same_run(self, recipe: Recipe) -> None:
-        """Refuse to resume with another recipe."""
-        mine, asked = self.recipe().as_dict(), recipe.as_dict()
-        for key in mine:
-            if key not in _WHERE and mine[key] != asked[key]:
-                raise UserError(
-                    f"{self.path} was started with {key} = {mine[key]}, not {asked[key]}; resume it without changing "
-                    f"{key}, or train into another --out."
-                )
-
-    def save_checkpoint(self, training: Training, facts: dict[str, Any]) -> None:
-        tensors = {f"net.{k}": v for k, v in training.net.state_dict().items()}
-        tensors |= {f"optimizer.{k}": v for k, v in checkpoint.optimizer_tensors(training.optimizer).items()}
-        tensors |= {f"weighting.{k}": v for k, v in training.weighting.state().items()}
-        facts = {"steps": training.steps, "c_max": training.c_max, **facts}
-        checkpoint.save(self.checkpoints / checkpoint.file_name(training.epoch), tensors, facts)
-        checkpoint.prune(self.checkpoints, KEPT_CHECKPOINTS)
-
-    def restore(self, training: Training) -> tuple[dict[str, Any], list[str]]:
-        """Put the newest whole checkpoint into `training`; returns its facts and what was passed over."""
-        passed_over: list[str] = []
-        for path in checkpoint.newest(self.checkpoints):
-            try:
-                tensors, facts = checkpoint.load(path)
-            except UserError as error:
-                passed_over.append(str(error))
-                continue
-            checkpoint.load_weights(training.net, checkpoint.group("net", tensors), path)
-            checkpoint.load_optimizer(training.optimizer, checkpoint.group("optimizer", tensors))
-            moved = {k: v.to(training.device) for k, v in checkpoint.group("weighting", tensors).items()}
-            training.weighting.load_state(moved)
-            training.steps, training.c_max = facts["steps"], facts["c_max"]
-            self._forget_after(training.epoch)
-            return facts, passed_over
-        if passed_over:
-            raise UserError(f"No checkpoint of {self.path} is whole: {passed_over[0]}")
-        self._forget_after(0)
-        return {}, []
-
-    def log(self, metrics: dict[str, Any]) -> None:
-        with self.metrics.open("a") as file:
-            file.write(json.dumps(metrics) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-    def history(self) -> list[dict[str, Any]]:
-        """Metrics of the finished epochs. A last line cut short by a kill is no epoch."""
-        lines = self.metrics.read_text().split("\n")[:-1] if self.metrics.exists() else []
-        return [json.loads(line) for line in lines]
-
-    def _forget_after(self, epoch: int) -> None:
-        """Epochs logged after the checkpoint will be trained, and logged, again."""
-        kept = [m for m in self.history() if m["epoch"] <= epoch]
-        checkpoint.write_atomically(self.metrics, "".join(json.dumps(m) + "\n" for m in kept))
-
-    def facts(self) -> dict[str, Any]:
-        """Input shape and classes of the trained network."""
-        return checkpoint.load(self.model)[1]
-
-    def summarise(self, summary: dict[str, Any]) -> None:
-        checkpoint.write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
-
-    def save_model(self, net: nn.Module, facts: dict[str, Any]) -> None:
-        checkpoint.save(self.model, net.state_dict(), facts)
 
 
 @dataclass(frozen=True)
@@ -308,27 +183,3 @@ def open_run(path: str | Path, net: nn.Module | None = None) -> tuple[nn.Module,
         net = _build(recipe, facts["input_shape"], facts["classes"], [0.0] * channels, [1.0] * channels)
     checkpoint.load_weights(net, tensors, folder.model)
     return net.eval(), recipe
-
-
-def hardware() -> dict[str, Any]:
-    """What the run ran on, for every number that is kept."""
-    return {
-        "machine": platform.machine(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": sys.version.split()[0],
-        "advibp": __version__,
-    }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    names = (
-        [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-        if info.exists()
-        else []
-    )
-    return names[0] if names else platform.processor()

@@ -1,0 +1,3 @@
+"""One place for the version."""
+
+__version__ = "0.1.0"
