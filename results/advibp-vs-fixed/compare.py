@@ -22,9 +22,13 @@ def main() -> None:
     for run in runs:
         percent = run["certify"]["percent"]
         verified = [percent[e]["verified_error"] for e in RADII]
-        rows.append((run["method"], run["seed"], percent["0.4"]["standard_error"], percent["0.4"]["pgd_error"], *verified))
+        rows.append(
+            (run["method"], run["seed"], percent["0.4"]["standard_error"], percent["0.4"]["pgd_error"], *verified)
+        )
     means = [(m, "mean", *(mean(r[i] for r in rows if r[0] == m) for i in range(2, 8))) for m in METHODS]
-    (HERE / "pairs.json").write_text(json.dumps({"command": "bash results/advibp-vs-fixed/run.sh", "runs": runs}, indent=1))
+    (HERE / "pairs.json").write_text(
+        json.dumps({"command": "bash results/advibp-vs-fixed/run.sh", "runs": runs}, indent=1)
+    )
     head = ["method", "seed", "standard", "PGD-40 at 0.4", *(f"verified at {e}" for e in RADII)]
     lines = [
         "# AdvIBP against fixed weights",
@@ -34,7 +38,10 @@ def main() -> None:
         "",
         "| " + " | ".join(head) + " |",
         "|" + " --- |" * len(head),
-        *("| " + " | ".join(f"{c:.2f}" if isinstance(c, float) else str(c) for c in row) + " |" for row in rows + means),
+        *(
+            "| " + " | ".join(f"{c:.2f}" if isinstance(c, float) else str(c) for c in row) + " |"
+            for row in rows + means
+        ),
         "",
     ]
     (HERE / "README.md").write_text("\n".join(lines))

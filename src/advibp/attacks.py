@@ -123,7 +123,9 @@ def pgd(
                 break
             # The last iterate is only looked at; every other one costs a single forward and backward.
             sign, logits = _ascend(net, now, label, loss) if k < steps else (None, net(now))
-            wrong, value = logits.argmax(1) != label, attack_loss(logits, label, loss)
+            # A point at which the network overflows is no counterexample.
+            wrong = (logits.argmax(1) != label) & logits.isfinite().all(1)
+            value = attack_loss(logits, label, loss)
             # A misclassified point always beats a correctly classified one, whatever their losses.
             better = (wrong & ~broken[rows]) | ((wrong == broken[rows]) & (value > highest[rows]))
             hit = rows[better]

@@ -99,7 +99,7 @@ class Live:
 
 
 HEADER = (
-    "  epoch  phase       eps      L_adv   L_IBP   k_adv   k_IBP  angle   agree/adv/ibp"
+    "   epoch phase          eps   L_adv   L_IBP   k_adv   k_IBP   angle   agree/adv/ibp"
     "   std.err  verified     time   left"
 )
 

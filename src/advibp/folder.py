@@ -113,7 +113,8 @@ class RunFolder:
             self._forget_after(training.epoch)
             return facts, passed_over
         if passed_over:
-            raise UserError(f"No checkpoint of {self.path} is whole: {passed_over[0]}")
+            first = passed_over[0].rpartition(";")[0]
+            raise UserError(f"No checkpoint of {self.path} is whole: {first}; train again, into another --out.")
         self._forget_after(0)
         return {}, []
 

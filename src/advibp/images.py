@@ -24,6 +24,8 @@ def read(path: str | Path, input_shape: tuple[int, int, int]) -> Tensor:
                     f"{path} is {image.size[0]}x{image.size[1]} pixels, but the network takes {width}x{height}; "
                     f"resize it first."
                 )
+            if image.mode[0] in "IF":  # would be cut off at 255, not scaled
+                raise UserError(f"{path} has more than 8 bits a pixel; convert it to 8 bits first.")
             pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"), dtype=np.float32) / 255
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; give an image file, or test:17 for test image 17.") from None

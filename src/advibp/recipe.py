@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import json
 import math
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -239,11 +240,14 @@ class Recipe:
     def to_yaml(self) -> str:
         """Every key, with what it means behind it."""
         values = self.as_dict()
-        lines = [
-            f"{f.name}: {json.dumps(values[f.name], ensure_ascii=False)}  # {f.metadata['says']}"
-            for f in dataclasses.fields(self)
-        ]
+        lines = [f"{f.name}: {_as_yaml(values[f.name])}  # {f.metadata['says']}" for f in dataclasses.fields(self)]
         return "\n".join(lines) + "\n"
+
+
+def _as_yaml(value: Any) -> str:
+    """JSON, which YAML reads too, but for the characters that it wants escaped."""
+    plain = json.dumps(value, ensure_ascii=False)
+    return re.sub("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]", lambda c: f"\\u{ord(c[0]):04x}", plain)
 
 
 def _shown(value: Any) -> str:

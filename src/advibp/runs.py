@@ -151,9 +151,17 @@ def first_net(recipe: Recipe, data: Data) -> nn.Module:
     if nets.is_own(recipe.net):
         net = nets.from_file(recipe.net)
         if any(isinstance(p, UninitializedParameter) for p in net.parameters()):
-            net(data.train.x[:1])  # lazy layers learn their shapes
+            _learn_shapes(net, data)
         return net
     return _build(recipe, data.input_shape, data.classes, data.mean, data.std)
+
+
+def _learn_shapes(net: nn.Module, data: Data) -> None:
+    """Lazy layers get their parameters from a first image."""
+    try:
+        net(data.train.x[:1])
+    except Exception as error:  # a network of one's own may raise anything
+        raise UserError(f"The network can't take images of shape {data.input_shape}: {error}") from error
 
 
 def _build(

@@ -132,7 +132,8 @@ class Cascade:
         """Whether an earlier record still answers the question: a decision does, whichever attack was asked for."""
         if (record.model, record.image) != (self.model, image):
             return False
-        return record.verdict in ("robust", "falsified", "misclassified") or record.attack == str(self.attack)
+        asked = (record.provers, record.attack) == (" ".join(self.by), str(self.attack))
+        return asked or record.verdict in ("robust", "falsified", "misclassified")
 
     def decide(self, x: Tensor, y: Tensor, indices: list[int], prints: list[str], eps: float) -> list[Record]:
         """Records for a batch, stage by stage. `left` are the rows that nobody has decided yet."""
@@ -175,6 +176,7 @@ class Cascade:
                 by=batch.deciders[i],
                 lower_margin=batch.margins.get(i),
                 seconds=round(float(batch.seconds[i]), 6),
+                provers=" ".join(self.by),
                 attack=str(self.attack),
                 model=self.model,
                 image=prints[i],

@@ -28,6 +28,7 @@ class Record:
     by: str | None  # who decided; None where nobody did
     lower_margin: float | None  # proved lower bound of the smallest margin
     seconds: float
+    provers: str  # who was asked for a proof
     attack: str  # the attack and all its options
     model: str  # fingerprint of the weights this is about
     image: str  # fingerprint of the image and its label
