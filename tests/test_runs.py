@@ -337,3 +337,30 @@ def test_kill_nine_at_any_moment_changes_nothing(tmp_path: Path) -> None:
     assert [m["epoch"] for m in histories[1]] == list(range(1, 16))
     for a, b in zip(*histories, strict=True):
         assert {k: v for k, v in a.items() if k != "seconds"} == {k: v for k, v in b.items() if k != "seconds"}
+
+
+def test_an_edited_recipe_is_not_resumed(tmp_path: Path) -> None:
+    run(tmp_path / "run")
+    recipe = tmp_path / "run" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("beta2: 0.99 ", "beta2: 0.5 "))
+    assert RunFolder(tmp_path / "run").recipe().beta2 == 0.5
+    with pytest.raises(UserError, match="beta2"):
+        run(tmp_path / "run", resume=True, beta2=0.5)
+
+
+def test_a_finished_run_without_checkpoints_is_not_trained_again(tmp_path: Path) -> None:
+    run(tmp_path / "run")
+    weights = (tmp_path / "run" / "model.safetensors").read_bytes()
+    for file in (tmp_path / "run" / "checkpoints").iterdir():
+        file.unlink()
+    with pytest.raises(UserError, match="finished"):
+        run(tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == weights
+
+
+def test_garbage_in_the_metrics_is_told(tmp_path: Path) -> None:
+    run(tmp_path / "run")
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write("no json\n")
+    with pytest.raises(UserError, match=r"metrics\.jsonl is damaged"):
+        run(tmp_path / "run", resume=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +29,7 @@ from advibp.recipe import Recipe, integer, number, read, shipped
 from advibp.runs import first_net, open_run, train
 from advibp.training import resolve_device
 from advibp.verify import Attack, Certificate, certify, largest_proved_eps
-from advibp.verify.cascade import check_eps
+from advibp.verify.cascade import chance, check_eps
 from advibp.version import __version__
 
 OUT = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
@@ -36,6 +38,7 @@ OUT = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0; 2 for a mistake of the user's; 130 for Ctrl-C."""
     args = parser().parse_args(argv)
+    args.typed = shlex.join(["advibp", *(sys.argv[1:] if argv is None else argv)])
     try:
         args.command(args)
     except UserError as error:
@@ -61,11 +64,11 @@ def run_train(args: argparse.Namespace) -> None:
     if args.resume and args.out and RunFolder(Path(args.out)).exists:
         # The folder knows its recipe; what is said again must agree with it, which `train` checks.
         kept = RunFolder(Path(args.out)).recipe().as_dict()
-        if nets.is_own(kept["net"]) and not args.net:  # only what the user types may run
-            raise UserError(f"{args.out} trains a network of one's own; name DATA and NET again ({kept['net']}).")
         recipe = Recipe.of({**kept, **(read(args.recipe) if args.recipe else {}), **given})
     else:
         recipe = Recipe.load(args.recipe, **given)
+    if nets.is_own(recipe.net) and not args.net:  # a file may name a network, but only what the user types may run
+        raise UserError(f"The recipe names a network of one's own; type DATA and NET too ({recipe.net}).")
     out = Path(args.out or f"runs/{Path(recipe.data).stem}-{Path(recipe.net).stem}-{recipe.method}-eps{recipe.eps:g}")
     if RunFolder(out).exists and not args.resume:
         raise UserError(f"{out} holds a run already; add --resume to continue it, or choose another --out.")
@@ -81,7 +84,7 @@ def run_train(args: argparse.Namespace) -> None:
     run = train(net, data, recipe=recipe, out=out, resume=args.resume, show=Live(OUT))
     own = f" --net {recipe.net}" if nets.is_own(recipe.net) else ""
     minutes = run.summary["seconds"] / 60
-    told = f"\ntrained in {minutes:.1f} minutes; next: advibp certify {out} --eps {recipe.eps:g}{own}"
+    told = f"\ntrained in {minutes:.1f} minutes; next: advibp certify {out} --eps {recipe.eps}{own}"
     OUT.print(told, markup=False, soft_wrap=True)
 
 
@@ -106,11 +109,11 @@ def run_attack(args: argparse.Namespace) -> None:
     table = Table("eps", "images", "standard error", "PGD error", title=escape(f"{args.run}: {attack}"))
     for eps in _radii(args.eps, recipe):
         found, broken, wrong = [], [], 0
-        with Counting("attacking", OUT) as counting, torch.random.fork_rng():
-            torch.manual_seed(args.seed)
+        with Counting("attacking", OUT) as counting:
             for start in range(0, len(test), 500):
                 x, y = test.x[start : start + 500].to(args.device), test.y[start : start + 500].to(args.device)
-                attacked = attack(net, x, y, eps)
+                chances = [chance(args.seed, i, eps) for i in range(start, start + len(x))]
+                attacked = attack(net, x, y, eps, chances)
                 with torch.no_grad():
                     misclassified = net(x).argmax(1) != y
                 wrong += int(misclassified.sum())
@@ -137,7 +140,8 @@ def run_predict(args: argparse.Namespace) -> None:
         with torch.no_grad():
             logits = net(x[None])
         predicted = logits.argmax(1)
-        eps = float(largest_proved_eps(net, x[None], predicted))
+        # Rounded down, for what is printed must have been proved.
+        eps = math.floor(1e4 * float(largest_proved_eps(net, x[None], predicted))) / 1e4
         truth = "" if label is None else f" (label {label})"
         share = float(logits.softmax(1)[0, predicted])
         proof = f"proved for every change of up to eps {eps:.4f} per pixel" if eps > 0 else "not proved at any eps"
@@ -228,7 +232,7 @@ def _table(certificate: Certificate, title: str) -> Table:
 def _summary(certificate: Certificate, args: argparse.Namespace, attack: Attack) -> dict[str, Any]:
     """The table as JSON, with what made it; percent, as in the paper."""
     return {
-        "command": f"advibp certify {args.run} --eps {' '.join(f'{eps:g}' for eps in certificate.eps)}",
+        "command": args.typed,
         "attack": str(attack),
         "by": args.by,
         "images": certificate.counts(certificate.eps[0]).total(),
@@ -266,7 +270,10 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Mistakes are told in one line, here as everywhere."""
+    """Mistakes are told in one line, here as everywhere; an option is what it is called, not a part of it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "allow_abbrev": False})
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message}; see {self.prog} --help\n")

@@ -18,3 +18,6 @@ class Events:
             if isinstance(value, int | float) and name != "epoch":
                 self.writer.add_scalar(name, value, metrics["epoch"])
         self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()

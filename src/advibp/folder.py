@@ -78,9 +78,12 @@ class RunFolder:
 
     def same_run(self, recipe: Recipe) -> None:
         """Refuse to resume with another recipe."""
-        mine, asked = self.recipe().as_dict(), recipe.as_dict()
-        for key in mine:
-            if key not in _WHERE and mine[key] != asked[key]:
+        self._agree(self.recipe().as_dict(), recipe)
+
+    def _agree(self, mine: dict[str, Any], recipe: Recipe) -> None:
+        asked = recipe.as_dict()
+        for key in asked:
+            if key in mine and key not in _WHERE and mine[key] != asked[key]:
                 raise UserError(
                     f"{self.path} was started with {key} = {mine[key]}, not {asked[key]}; resume it without changing "
                     f"{key}, or train into another --out."
@@ -90,7 +93,8 @@ class RunFolder:
         tensors = {f"net.{k}": v for k, v in training.net.state_dict().items()}
         tensors |= {f"optimizer.{k}": v for k, v in checkpoint.optimizer_tensors(training.optimizer).items()}
         tensors |= {f"weighting.{k}": v for k, v in training.weighting.state().items()}
-        facts = {"steps": training.steps, "c_max": training.c_max, "data": _data_print(training), **facts}
+        facts |= {"steps": training.steps, "c_max": training.c_max, "data": _data_print(training)}
+        facts |= {"recipe": training.recipe.as_dict()}
         checkpoint.save(self.checkpoints / checkpoint.file_name(training.epoch), tensors, facts)
         checkpoint.prune(self.checkpoints, KEPT_CHECKPOINTS)
 
@@ -103,7 +107,8 @@ class RunFolder:
             except UserError as error:
                 passed_over.append(str(error))
                 continue
-            if facts.get("data") != _data_print(training):
+            self._agree(facts["recipe"], training.recipe)  # recipe.yaml may have been edited since
+            if facts["data"] != _data_print(training):
                 raise UserError(f"{self.path} was trained on other images than these; resume it with its own data.")
             checkpoint.load_weights(training.net, checkpoint.group("net", tensors), path)
             checkpoint.load_optimizer(training.optimizer, checkpoint.group("optimizer", tensors))
@@ -115,6 +120,8 @@ class RunFolder:
         if passed_over:
             first = passed_over[0].rpartition(";")[0]
             raise UserError(f"No checkpoint of {self.path} is whole: {first}; train again, into another --out.")
+        if self.model.exists():
+            raise UserError(f"{self.path} is finished and its checkpoints are gone; nothing is left to resume.")
         self._forget_after(0)
         return {}, []
 
@@ -127,7 +134,11 @@ class RunFolder:
     def history(self) -> list[dict[str, Any]]:
         """Metrics of the finished epochs. A last line cut short by a kill is no epoch."""
         lines = self.metrics.read_text().split("\n")[:-1] if self.metrics.exists() else []
-        return [json.loads(line) for line in lines]
+        try:
+            epochs = [json.loads(line) for line in lines]
+            return sorted(epochs, key=lambda metrics: int(metrics["epoch"]))
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{self.metrics} is damaged: a line is no epoch's metrics; mend or delete it.") from None
 
     def _forget_after(self, epoch: int) -> None:
         """Epochs logged after the checkpoint will be trained, and logged, again."""
@@ -136,7 +147,10 @@ class RunFolder:
 
     def facts(self) -> dict[str, Any]:
         """Input shape and classes of the trained network."""
-        return checkpoint.load(self.model)[1]
+        facts = checkpoint.load(self.model)[1]
+        if not {"input_shape", "classes"} <= facts.keys():
+            raise UserError(f"{self.model} is no trained model of a run, but another file of advibp; train again.")
+        return facts
 
     def summarise(self, summary: dict[str, Any]) -> None:
         checkpoint.write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")

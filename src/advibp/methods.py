@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from advibp import objectives
-from advibp.errors import UserError
 from advibp.objectives import Objective
 from advibp.weighting import Fixed, Moments, Weighting
 
@@ -38,9 +37,3 @@ METHODS: dict[str, Method] = {
     "fgsm-random": Method(says="adversarial loss alone (FGSM + random init)", lower=objectives.adversarial),
     "standard": Method(says="regular loss alone: no robustness", lower=objectives.regular, warm_up=False),
 }
-
-
-def method(name: str) -> Method:
-    if name not in METHODS:
-        raise UserError(f"There is no method '{name}'; choose one of {', '.join(METHODS)}.")
-    return METHODS[name]

@@ -46,14 +46,14 @@ def number(low: float, high: float = math.inf, *, above: bool = False) -> Parser
     return parse
 
 
-def integer(low: int) -> Parser:
+def integer(low: int, high: int = 2**31) -> Parser:
     def parse(value: Any) -> int:
         try:
             result = int(str(value))
         except ValueError:
             result = low - 1
-        if isinstance(value, bool) or result < low:
-            raise ValueError(f"a whole number of at least {low}")
+        if isinstance(value, bool) or not low <= result <= high:
+            raise ValueError(f"a whole number from {low} to {high}")
         return result
 
     return parse
@@ -134,7 +134,7 @@ class Recipe:
     eps: float = _option(
         0.3, number(0, 1, above=True), "eps_train, l_inf radius in pixels of [0, 1]; 8/255 is read too"
     )
-    epochs: float = _option(60.0, number(0, above=True), "all epochs, warm-up included")
+    epochs: float = _option(60.0, number(0, 1e6, above=True), "all epochs, warm-up included")
     warmup_natural: Span = _option(1.0, span, "T_nat: epochs on the regular loss")
     warmup_adversarial: Span = _option(1.0, span, "T_adv: epochs on the adversarial loss, eps growing")
     warmup_adversarial_ramp: Span | None = _option(
@@ -174,8 +174,8 @@ class Recipe:
         "last", one_of("last", "best"), "final weights: last epoch, or best verified error on validation"
     )
     limit: int | None = _option(None, or_word("none", integer(1)), "train on this many images only")
-    seed: int = _option(0, integer(0), "weights, data order and attacks follow from it")
-    threads: int | None = _option(None, or_word("none", integer(1)), "CPU threads; none: torch's choice")
+    seed: int = _option(0, integer(0, 2**63 - 1), "weights, data order and attacks follow from it")
+    threads: int | None = _option(None, or_word("none", integer(1, 1024)), "CPU threads; none: torch's choice")
     device: str = _option("auto", text, "auto, cpu, cuda, cuda:1, mps")
     published: dict[str, Any] | None = _option(
         None, or_word("none", numbers), "numbers the paper gives for this run, for comparison"

@@ -88,9 +88,11 @@ def _train(training: Training, folder: RunFolder | None, facts: dict[str, Any], 
         history.append(metrics)
         if folder and events:
             folder.log(metrics)
-            events.log(metrics)
             folder.save_checkpoint(training, {"seconds": spent, "best": best})
+            events.log(metrics)
         display.epoch(training, metrics)
+    if events:
+        events.close()
     if best and recipe.select == "best":
         if best_weights is None and folder:
             best_weights, _ = checkpoint.load(folder.checkpoints / "best.safetensors")
@@ -125,7 +127,7 @@ def _finish(
     recipe = training.recipe
     last = {k: history[-1][k] for k in ("epoch", "standard_error", "verified_error")} if history else None
     summary = {
-        "command": recipe.command(),
+        "command": recipe.command() if nets.is_known(recipe.net) or nets.is_own(recipe.net) else None,
         "method": recipe.method,
         "net": recipe.net,
         "data": recipe.data,
@@ -133,7 +135,7 @@ def _finish(
         "seed": recipe.seed,
         "epochs": recipe.epochs,
         "seconds": round(spent, 1),
-        "weights": recipe.select,
+        "weights": "best" if best else "last",
         "validation": best or last,
         "validation_images": len(training.data.validation),
         "parameters": sum(p.numel() for p in training.params),
@@ -180,7 +182,7 @@ def open_run(path: str | Path, net: nn.Module | None = None) -> tuple[nn.Module,
         raise UserError(
             f"{path} is not finished: model.safetensors is missing; run `advibp train --resume --out {path}`."
         )
-    tensors, facts = checkpoint.load(folder.model)
+    tensors, facts = checkpoint.load(folder.model)[0], folder.facts()
     if net is None and not nets.is_known(recipe.net):
         raise UserError(
             f"{path} holds a network of one's own ({recipe.net}); pass it as `net`, or as --net file.py:function."

@@ -28,7 +28,7 @@ from advibp.weighting import FlatGradients, Weights, combine
 
 
 class Step(NamedTuple):
-    """What one step saw. Losses stay tensors, so that the hot path never waits for the device."""
+    """What one step saw. Losses stay tensors: they are read once an epoch, not once a step."""
 
     phase: schedules.PhaseName
     eps: float
@@ -93,10 +93,17 @@ class Training:
                     f"The network returns {found} for two images, but (2, {self.data.classes}) was expected: one logit "
                     f"per class."
                 )
-            ibp.errors(self.net, x, y, self.recipe.eps)  # what every epoch ends with, whatever the method
-            self.net.train(self.mode)
-            if self.method.upper:
-                self.method.upper(self.net, x, y, self.recipe.eps)
+            if len(self.data.validation) == 0:
+                raise UserError("There are no validation images; hold some out: data.load(..., validation=1000).")
+            try:
+                ibp.errors(self.net, x, y, self.recipe.eps)  # what every epoch ends with, whatever the method
+                self.net.train(self.mode)
+                if self.method.upper:
+                    self.method.upper(self.net, x, y, self.recipe.eps)
+            except UserError:
+                raise
+            except Exception as error:
+                raise UserError(f"The network can't be run on a set of images: {error!r}") from error
 
     def run_epoch(self) -> Iterator[Step]:
         """The steps that are left of the current epoch."""
@@ -252,7 +259,11 @@ class EpochMeans:
             "kappa_ibp": _mean(w.ibp for w in weights),
             "kappa_reg": _mean(w.reg for w in weights),
             "angle": _mean(w.angle for w in weights if not math.isnan(w.angle)),
-            **{f"branch_{b}": branches[b] / len(weights) for b in ("agree", "adv", "ibp") if weights},
+            **{
+                f"branch_{b}": branches[b] / len(weights)
+                for b in ("agree", "adv", "ibp")
+                if "fixed" not in branches and weights
+            },
             "steps": len(self.steps),
             "seconds": time.perf_counter() - self.started,
         }

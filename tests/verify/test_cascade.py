@@ -190,7 +190,7 @@ def test_what_is_decided_is_not_computed_again(kept: Kept) -> None:
     content, seen = (folder / "records.jsonl").read_bytes(), Seen(net)
     again = certify(net, (x, y), [0.02, 0.1], attack=QUICK, out=folder, batch_size=7)
     assert again == first
-    assert seen.calls == 0
+    assert seen.calls == 1  # the probe that tells one network from another
     assert (folder / "records.jsonl").read_bytes() == content
 
 
@@ -218,7 +218,7 @@ def test_other_attack_options_try_only_the_unknown_again(kept: Kept) -> None:
     assert seen.indices(x) == unknown
     for before, after in zip((r for r in first.records if r.eps == 0.02), again.records, strict=True):
         assert before == after or before.index in unknown
-        assert after.attack == (str(stronger) if before.index in unknown else str(QUICK))
+        assert after.attack == f"{stronger if before.index in unknown else QUICK} seed=0"
 
 
 def test_counterexamples_survive_a_second_attack(tmp_path: Path) -> None:
@@ -310,3 +310,50 @@ def test_images_that_do_not_fit_are_refused() -> None:
         certify(net, (x, y), 0.1, by=["magic"])
     with pytest.raises(UserError, match="no parameters"):
         certify(nn.Flatten(), (x, y), 0.1)
+
+
+class Turned(nn.Module):
+    """The same weights, another function."""
+
+    def __init__(self, net: nn.Module, sign: float) -> None:
+        super().__init__()
+        self.net, self.sign = net, sign
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.sign * self.net(x)
+
+
+def test_records_are_about_a_function_and_not_about_weights(tmp_path: Path) -> None:
+    net, x, y = problem(3)
+    first = certify(Turned(net, 1.0), (x, y), 0.01, attack=QUICK, out=tmp_path)
+    turned = certify(Turned(net, -1.0), (x, y), 0.01, attack=QUICK, out=tmp_path)
+    assert first != turned
+    assert turned == certify(Turned(net, -1.0), (x, y), 0.01, attack=QUICK, out=tmp_path)
+    fresh = certify(Turned(net, -1.0), (x, y), 0.01, attack=QUICK)
+    assert [r.verdict for r in turned.records] == [r.verdict for r in fresh.records]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda net, x, y: (net, x, y + 7), "labels"),
+        (lambda net, x, y: (net, x, y.float()), "labels"),
+        (lambda net, x, y: (net, x, y[:, None]), "label"),
+        (lambda net, x, y: (net, x.double(), y), "float64"),
+        (lambda net, x, y: (net, x[:, :, :2], y), "can't take images"),
+        (lambda net, x, y: (nn.Sequential(net, nn.Linear(3, 1)), x, y), "two classes"),
+        (lambda net, x, y: (nn.Sequential(net, nn.Unflatten(1, (3, 1))), x, y), "logits"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change: Any, says: str) -> None:
+    net, x, y = change(*problem(1))
+    with pytest.raises(UserError, match=says):
+        certify(net, (x, y), 0.01, attack=QUICK)
+
+
+def test_each_radius_counts_once_and_the_mode_of_the_network_stays() -> None:
+    net, x, y = problem(2)
+    net.train()
+    certificate = certify(net, (x, y), [0.01, 0.01], attack=QUICK)
+    assert certificate.counts(0.01).total() == len(x)
+    assert net.training

@@ -185,6 +185,8 @@ def div(func: Func, input: Any, other: Any, *, rounding_mode: str | None = None)
     "clone flip roll repeat tile index_select gather pixel_shuffle pixel_unshuffle channel_shuffle"
 )
 def positive(func: Func, input: Box, *args: Any, **kwargs: Any) -> Box:
+    if (kwargs.get("divisor_override") or 1) < 0:
+        unsupported(f"{name_of(func)} with a negative divisor has no rule for a Box")
     center = func(input.center, *args, **kwargs)
     if not center.is_floating_point():
         unsupported(f"{name_of(func)} cannot turn a Box into {center.dtype}")

@@ -8,11 +8,11 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from advibp import attacks, checkpoint
 from advibp.errors import UserError
 from advibp.progress import Counting
 from advibp.verify import ibp
+from advibp.verify.precision import full_precision
 from advibp.verify.records import Certificate, Record, RecordFile, Verdict
 
 PROVERS = ("ibp",)
@@ -58,8 +59,6 @@ class Attack:
         x: Tensor,
         y: Tensor,
         eps: float,
-        *,
-        stop: bool = True,
         generators: Sequence[torch.Generator] | None = None,
     ) -> attacks.Attacked:
         return attacks.pgd(
@@ -71,7 +70,6 @@ class Attack:
             step=self.step,
             restarts=self.restarts,
             loss=self.loss,
-            stop_on_success=stop,
             generators=generators,
         )
 
@@ -90,16 +88,33 @@ def certify(
 ) -> Certificate:
     """A verdict for every image and eps. With `out` the records are kept there, and a second call continues them.
 
-    A record is only continued for the same weights and the same image; it carries fingerprints of both.
+    A record is only continued for the same function and the same image; it carries fingerprints of both.
     """
     x, y = images if isinstance(images, tuple) else (images.x, images.y)
-    radii = [eps] if isinstance(eps, int | float) else eps
-    _check(net, x, y, by)
-    for radius in radii:
-        check_eps(radius)
+    radii = list(dict.fromkeys(check_eps(e) for e in (eps if isinstance(eps, Iterable) else [eps])))
+    mode = net.training
+    with full_precision():
+        found = _certify(net.eval(), x, y, radii, by, attack or Attack(), out, batch_size, seed, progress)
+    net.train(mode)
+    return Certificate(found)
+
+
+def _certify(
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    radii: list[float],
+    by: Sequence[str],
+    attack: Attack,
+    out: str | Path | None,
+    batch_size: int,
+    seed: int,
+    progress: Progress | None,
+) -> list[Record]:
+    model = _check(net, x, y, by)
     folder = Path(out) if out is not None else None
     file = RecordFile.open(folder / "records.jsonl") if folder else None
-    cascade = Cascade(net.eval(), by, attack or Attack(), folder, seed, checkpoint.fingerprint(net.state_dict()))
+    cascade = Cascade(net, by, attack, folder, seed, model)
     prints = [checkpoint.fingerprint({"x": image, "y": label}) for image, label in zip(x, y, strict=True)]
     found: list[Record] = []
     with Counting("certifying") as counting:
@@ -114,7 +129,7 @@ def certify(
                     file.add(new)
                 found += sorted([*kept, *new], key=lambda r: r.index)
                 (progress or counting.progress)(radius, rows.stop, len(x))
-    return Certificate(found)
+    return found
 
 
 @dataclass(frozen=True)
@@ -132,8 +147,12 @@ class Cascade:
         """Whether an earlier record still answers the question: a decision does, whichever attack was asked for."""
         if (record.model, record.image) != (self.model, image):
             return False
-        asked = (record.provers, record.attack) == (" ".join(self.by), str(self.attack))
+        asked = (record.provers, record.attack) == (" ".join(self.by), self._attack)
         return asked or record.verdict in ("robust", "falsified", "misclassified")
+
+    @property
+    def _attack(self) -> str:
+        return f"{self.attack} seed={self.seed}"
 
     def decide(self, x: Tensor, y: Tensor, indices: list[int], prints: list[str], eps: float) -> list[Record]:
         """Records for a batch, stage by stage. `left` are the rows that nobody has decided yet."""
@@ -152,13 +171,14 @@ class Cascade:
         if "ibp" in self.by and len(left):
             with batch.timed(left):
                 margins = ibp.lower_margin(self.net, x[left], y[left], eps)
-                batch.margins.update(zip(left.tolist(), margins.tolist(), strict=True))
+                known = zip(left.tolist(), margins.tolist(), strict=True)
+                batch.margins = {i: margin for i, margin in known if math.isfinite(margin)}
                 batch.decide(left[margins > 0], "robust", "ibp")
             left = left[~(margins > 0)]  # a NaN margin proves nothing
 
         if len(left):
             with batch.timed(left):
-                chances = [self._chance(indices[i], eps) for i in left.tolist()]
+                chances = [chance(self.seed, indices[i], eps) for i in left.tolist()]
                 attacked = self.attack(self.net, x[left], y[left], eps, generators=chances)
                 broken = left[attacked.broken]
                 batch.decide(broken, "falsified", "pgd")
@@ -177,7 +197,7 @@ class Cascade:
                 lower_margin=batch.margins.get(i),
                 seconds=round(float(batch.seconds[i]), 6),
                 provers=" ".join(self.by),
-                attack=str(self.attack),
+                attack=self._attack,
                 model=self.model,
                 image=prints[i],
                 counterexample=batch.counterexamples.get(i),
@@ -185,9 +205,10 @@ class Cascade:
             for i, index in enumerate(indices)
         ]
 
-    def _chance(self, index: int, eps: float) -> torch.Generator:
-        """An image's own random starts: they depend on nothing that was decided or left out before it."""
-        return torch.Generator().manual_seed(hash((self.seed, index, eps)) & (2**63 - 1))
+
+def chance(seed: int, index: int, eps: float) -> torch.Generator:
+    """An image's own random starts: they depend on nothing that was decided or left out before it."""
+    return torch.Generator().manual_seed(hash((seed, index, eps)) & (2**63 - 1))
 
 
 class _Batch:
@@ -221,18 +242,47 @@ def _keep(folder: Path, x_adv: Tensor, rows: list[int], todo: list[int], eps: fl
     return {row: f"{name}#{k}" for k, row in enumerate(rows)}
 
 
-def check_eps(eps: float) -> None:
-    if not 0 < eps <= 1:
-        raise UserError(f"eps is {eps}, but must be a number in (0, 1]: a radius in pixels, such as 0.3 or 8/255.")
+def check_eps(eps: float) -> float:
+    radius = float(eps)
+    if not 0 < radius <= 1:
+        raise UserError(f"eps is {radius}, but must be a number in (0, 1]: a radius in pixels, such as 0.3 or 8/255.")
+    return radius
 
 
-def _check(net: nn.Module, x: Tensor, y: Tensor, by: Sequence[str]) -> None:
+def _check(net: nn.Module, x: Tensor, y: Tensor, by: Sequence[str]) -> str:
+    """Refuse what can't be certified; otherwise the fingerprint of the network."""
     for name in by:
         if name not in PROVERS:
             raise UserError(f"There is no verifier '{name}'; choose from {', '.join(PROVERS)}.")
-    if len(x) == 0 or len(x) != len(y):
-        raise UserError(f"There are {len(x)} images and {len(y)} labels; expected as many of each, and at least one.")
+    if len(x) == 0 or y.shape != x.shape[:1]:
+        raise UserError(f"There are {len(x)} images and labels of shape {tuple(y.shape)}; expected one label an image.")
     if not bool(((x >= 0) & (x <= 1)).all()):
         raise UserError("The images leave [0, 1] or hold NaN; scale them to [0, 1] and let the network normalise.")
-    if not any(True for _ in net.parameters()):
+    first = next(net.parameters(), None)
+    if first is None:
         raise UserError("The network has no parameters; there is nothing to certify.")
+    if x.dtype != first.dtype:
+        raise UserError(f"The images are {x.dtype}, the network is {first.dtype}; convert one of them.")
+    logits, model = _behaviour(net, x)
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < 2:
+        raise UserError("The network does not return logits of shape (images, classes), with at least two classes.")
+    if y.is_floating_point() or bool(((y < 0) | (y >= logits.shape[1])).any()):
+        raise UserError(f"The labels must be whole numbers from 0 to {logits.shape[1] - 1}, one class a logit.")
+    return model
+
+
+@torch.no_grad()
+def _behaviour(net: nn.Module, x: Tensor) -> tuple[Any, str]:
+    """Logits of a fixed image, and a fingerprint of the function: weights alone do not tell what `forward` does.
+
+    The logits enter coarsely, in thousandths of the largest: another number of threads must not make another network.
+    """
+    probe = torch.rand(1, *x.shape[1:], generator=torch.Generator().manual_seed(0), dtype=x.dtype)
+    try:
+        logits = net(probe.to(next(net.parameters()).device))
+    except Exception as error:  # a network of one's own may raise anything
+        raise UserError(f"The network can't take images of shape {tuple(x.shape[1:])}: {error}") from error
+    state = net.state_dict()
+    if isinstance(logits, Tensor):
+        state = {**state, "logits": (1000 * logits / logits.abs().max()).round()}
+    return logits, checkpoint.fingerprint(state)

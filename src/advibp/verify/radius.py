@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from advibp.bounds import Box
 from advibp.verify import ibp
+from advibp.verify.precision import full_precision
 
 
 @torch.no_grad()
@@ -15,6 +16,11 @@ def largest_proved_eps(net: nn.Module, x: Tensor, y: Tensor, *, tolerance: float
 
     What is returned was itself proved, never merely lies below a failure; 0 where no radius was.
     """
+    with full_precision():
+        return _bisect(net, x, y, tolerance)
+
+
+def _bisect(net: nn.Module, x: Tensor, y: Tensor, tolerance: float) -> Tensor:
     proved, failed = torch.zeros(len(x), device=x.device), torch.ones(len(x), device=x.device)
     while float((failed - proved).max()) > tolerance:
         middle = (proved + failed) / 2

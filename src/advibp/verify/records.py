@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from advibp import checkpoint
 from advibp.errors import UserError
 
 Verdict = Literal["robust", "falsified", "misclassified", "unknown", "timeout", "error"]
@@ -58,17 +59,22 @@ class RecordFile:
                     f"{path} is damaged in line {number}: it holds no record; delete it to certify anew."
                 ) from None
             file.records[record.index, record.eps] = record
-        if len(whole) < len(raw):
-            os.truncate(path, len(whole))
+        if len(whole) < len(raw) or whole.count(b"\n") > len(file.records):
+            # One line per image and eps: what was superseded goes, and so does half a line.
+            checkpoint.write_atomically(path, "".join(_line(r) for r in file.records.values()))
         return file
 
     def add(self, records: Iterable[Record]) -> None:
         records = list(records)
         with self.path.open("a") as out:
-            out.writelines(json.dumps(asdict(r)) + "\n" for r in records)
+            out.writelines(_line(r) for r in records)
             out.flush()
             os.fsync(out.fileno())
         self.records |= {(r.index, r.eps): r for r in records}
+
+
+def _line(record: Record) -> str:
+    return json.dumps(asdict(record)) + "\n"
 
 
 @dataclass(frozen=True)
@@ -88,9 +94,10 @@ class Certificate:
         """Shares of all images: wrong as they are, wrong under attack, and not proved."""
         counts = self.counts(eps)
         total = counts.total()
+        wrong = counts["misclassified"] + counts["error"]  # NaN is no right answer either
         return {
-            "standard_error": counts["misclassified"] / total,
-            "pgd_error": (counts["misclassified"] + counts["falsified"]) / total,
+            "standard_error": wrong / total,
+            "pgd_error": (wrong + counts["falsified"]) / total,
             "verified_error": (total - counts["robust"]) / total,
         }
 
