@@ -21,6 +21,7 @@ from PIL import Image
 from advibp import Recipe, checkpoint, cli, data, open_run
 from advibp.methods import METHODS
 from advibp.recipe import shipped
+from advibp.verify import ibp
 
 torch.set_num_threads(1)
 
@@ -230,6 +231,18 @@ def test_an_image_file_is_predicted_like_the_test_image_it_shows(
     assert "(label" in first
     assert "(label" in second
     assert re.search(r"proved for every change of up to eps 0\.\d+|not proved", first)
+
+
+def test_the_radius_that_is_printed_was_proved(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rounding to the nearest would print radii that nothing was proved for."""
+    assert call("predict run " + " ".join(f"test:{i}" for i in range(8))) == 0
+    net, recipe = open_run("run")
+    x = data.load(recipe.data, validation=recipe.validation).test.x
+    for i, line in enumerate(capsys.readouterr().out.splitlines()):
+        found = re.search(r"eps (0\.\d+)", line)
+        if found:
+            label = net(x[i : i + 1]).argmax(1)
+            assert float(ibp.lower_margin(net, x[i : i + 1], label, float(found[1]))) > 0
 
 
 def test_a_network_of_ones_own(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,8 +43,8 @@ def main() -> None:
             for row in rows + means
         ),
         "",
-        "At the radius it was trained for AdvIBP verifies more, with every seed; at smaller radii, in standard error and under",
-        "attack the fixed weights are ahead: in a conflict AdvIBP puts the IBP loss first, and a conflict is what it finds.",
+        "At the radius it was trained for AdvIBP verifies more, with every seed. At smaller radii, in standard error",
+        "and under attack the fixed weights are ahead: in a conflict AdvIBP puts the IBP loss first.",
         "",
     ]
     (HERE / "README.md").write_text("\n".join(lines))
