@@ -134,7 +134,7 @@ def run_attack(args: argparse.Namespace) -> None:
 
 def run_predict(args: argparse.Namespace) -> None:
     net, recipe = open_run(args.run, _own_net(args))
-    shape = tuple(RunFolder(Path(args.run)).facts()["input_shape"])
+    shape = tuple(RunFolder(Path(args.run)).load_model()[1]["input_shape"])
     for name in args.image:
         x, label = _image(name, recipe, shape)
         with torch.no_grad():
@@ -187,7 +187,7 @@ def _open(args: argparse.Namespace) -> tuple[nn.Module, Recipe, datasets.Split]:
     """Network, recipe and test images of a run's folder."""
     net, recipe = open_run(args.run, _own_net(args))
     data = datasets.load(args.data or recipe.data, validation=recipe.validation)
-    facts = RunFolder(Path(args.run)).facts()
+    facts = RunFolder(Path(args.run)).load_model()[1]
     if list(data.input_shape) != facts["input_shape"] or data.classes > facts["classes"]:
         raise UserError(
             f"{args.data or recipe.data} has {data.classes} classes and images of shape {list(data.input_shape)}, but "

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import yaml
-from torch import nn
+from torch import Tensor, nn
 
 from advibp import checkpoint
 from advibp.errors import UserError
@@ -145,12 +145,12 @@ class RunFolder:
         kept = [m for m in self.history() if m["epoch"] <= epoch]
         checkpoint.write_atomically(self.metrics, "".join(json.dumps(m) + "\n" for m in kept))
 
-    def facts(self) -> dict[str, Any]:
-        """Input shape and classes of the trained network."""
-        facts = checkpoint.load(self.model)[1]
+    def load_model(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Weights of the trained network, and its input shape and classes."""
+        tensors, facts = checkpoint.load(self.model)
         if not {"input_shape", "classes"} <= facts.keys():
             raise UserError(f"{self.model} is no trained model of a run, but another file of advibp; train again.")
-        return facts
+        return tensors, facts
 
     def summarise(self, summary: dict[str, Any]) -> None:
         checkpoint.write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")

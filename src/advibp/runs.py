@@ -182,7 +182,7 @@ def open_run(path: str | Path, net: nn.Module | None = None) -> tuple[nn.Module,
         raise UserError(
             f"{path} is not finished: model.safetensors is missing; run `advibp train --resume --out {path}`."
         )
-    tensors, facts = checkpoint.load(folder.model)[0], folder.facts()
+    tensors, facts = folder.load_model()
     if net is None and not nets.is_known(recipe.net):
         raise UserError(
             f"{path} holds a network of one's own ({recipe.net}); pass it as `net`, or as --net file.py:function."

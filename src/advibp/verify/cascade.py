@@ -92,44 +92,35 @@ def certify(
     """
     x, y = images if isinstance(images, tuple) else (images.x, images.y)
     radii = list(dict.fromkeys(check_eps(e) for e in (eps if isinstance(eps, Iterable) else [eps])))
-    mode = net.training
-    with full_precision():
-        found = _certify(net.eval(), x, y, radii, by, attack or Attack(), out, batch_size, seed, progress)
-    net.train(mode)
+    folder = Path(out) if out is not None else None
+    found: list[Record] = []
+    with full_precision(), _evaluating(net), Counting("certifying") as counting:
+        cascade = Cascade(net, by, attack or Attack(), folder, seed, _check(net, x, y, by))
+        file = RecordFile.open(folder / "records.jsonl") if folder else None
+        prints = [checkpoint.fingerprint({"x": image, "y": label}) for image, label in zip(x, y, strict=True)]
+        for radius, start in itertools.product(radii, range(0, len(x), batch_size)):
+            rows = range(start, min(start + batch_size, len(x)))
+            known = [(file.records.get((i, radius)), prints[i]) for i in rows] if file else []
+            kept = [record for record, image in known if record and cascade.stands(record, image)]
+            todo = sorted(set(rows) - {r.index for r in kept})
+            new = cascade.decide(x[todo], y[todo], todo, [prints[i] for i in todo], radius) if todo else []
+            if file:
+                file.add(new)
+            found += sorted([*kept, *new], key=lambda r: r.index)
+            (progress or counting.progress)(radius, rows.stop, len(x))
     return Certificate(found)
 
 
-def _certify(
-    net: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    radii: list[float],
-    by: Sequence[str],
-    attack: Attack,
-    out: str | Path | None,
-    batch_size: int,
-    seed: int,
-    progress: Progress | None,
-) -> list[Record]:
-    model = _check(net, x, y, by)
-    folder = Path(out) if out is not None else None
-    file = RecordFile.open(folder / "records.jsonl") if folder else None
-    cascade = Cascade(net, by, attack, folder, seed, model)
-    prints = [checkpoint.fingerprint({"x": image, "y": label}) for image, label in zip(x, y, strict=True)]
-    found: list[Record] = []
-    with Counting("certifying") as counting:
-        for radius in radii:
-            for start in range(0, len(x), batch_size):
-                rows = range(start, min(start + batch_size, len(x)))
-                known = [(file.records.get((i, radius)), prints[i]) for i in rows] if file else []
-                kept = [record for record, image in known if record and cascade.stands(record, image)]
-                todo = sorted(set(rows) - {r.index for r in kept})
-                new = cascade.decide(x[todo], y[todo], todo, [prints[i] for i in todo], radius) if todo else []
-                if file:
-                    file.add(new)
-                found += sorted([*kept, *new], key=lambda r: r.index)
-                (progress or counting.progress)(radius, rows.stop, len(x))
-    return found
+@contextmanager
+def _evaluating(net: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and afterwards every layer in the mode it came in."""
+    modes = [(module, module.training) for module in net.modules()]
+    net.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 @dataclass(frozen=True)
