@@ -45,7 +45,7 @@ def main() -> None:
         "",
         "At the radius it was trained for AdvIBP verifies more, with every seed. At smaller radii, in standard error",
         "and under attack the fixed weights are ahead. Learning rate, batch size, schedule and beta1 were chosen on",
-        "AdvIBP runs; the baseline got the same recipe and no tuning of its own, and three seeds are few. So this shows a",
+        "AdvIBP runs; the baseline got the same recipe and no tuning of its own, and three seeds are few. So this is a",
         "trade-off under one recipe, not that AdvIBP beats a baseline tuned as much.",
         "",
     ]
