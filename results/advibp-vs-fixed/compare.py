@@ -46,7 +46,7 @@ def main() -> None:
         "At the radius it was trained for AdvIBP verifies more, with every seed. At smaller radii, in standard error",
         "and under attack the fixed weights are ahead. Learning rate, batch size, schedule and beta1 were chosen on",
         "AdvIBP runs; the baseline got the same recipe and no tuning of its own, and three seeds are few. So this is a",
-        "trade-off under one recipe, not that AdvIBP beats a baseline tuned as much.",
+        "trade-off under one recipe, not a win over a baseline tuned as much.",
         "",
     ]
     (HERE / "README.md").write_text("\n".join(lines))
