@@ -26,7 +26,7 @@ from advibp.folder import RunFolder, hardware
 from advibp.methods import METHODS
 from advibp.progress import Counting
 from advibp.recipe import Recipe, integer, number, read, shipped
-from advibp.runs import first_net, open_run, train
+from advibp.runs import first_net, open_with_facts, train
 from advibp.training import resolve_device
 from advibp.verify import Attack, Certificate, certify, largest_proved_eps
 from advibp.verify.cascade import chance, check_eps
@@ -133,10 +133,11 @@ def run_attack(args: argparse.Namespace) -> None:
 
 
 def run_predict(args: argparse.Namespace) -> None:
-    net, recipe = open_run(args.run, _own_net(args))
-    shape = tuple(RunFolder(Path(args.run)).load_model()[1]["input_shape"])
+    net, recipe, facts = open_with_facts(args.run, _own_net(args))
+    from_test = any(name.startswith("test:") for name in args.image)
+    test = datasets.load(recipe.data, validation=recipe.validation).test if from_test else None
     for name in args.image:
-        x, label = _image(name, recipe, shape)
+        x, label = _image(name, test, tuple(facts["input_shape"]))
         with torch.no_grad():
             logits = net(x[None])
         predicted = logits.argmax(1)
@@ -144,7 +145,11 @@ def run_predict(args: argparse.Namespace) -> None:
         eps = math.floor(1e4 * float(largest_proved_eps(net, x[None], predicted))) / 1e4
         truth = "" if label is None else f" (label {label})"
         share = float(logits.softmax(1)[0, predicted])
-        proof = f"proved for every change of up to eps {eps:.4f} per pixel" if eps > 0 else "not proved at any eps"
+        proof = (
+            f"proved for every change of up to eps {eps:.4f} per pixel"
+            if eps > 0
+            else "not proved at any eps of 0.0001 or more"
+        )
         told = f"{escape(name)}: class [bold]{int(predicted)}[/]{truth}, softmax {100 * share:.1f} %, {proof}"
         OUT.print(told, soft_wrap=True)
 
@@ -185,9 +190,8 @@ def run_recipes(args: argparse.Namespace) -> None:
 
 def _open(args: argparse.Namespace) -> tuple[nn.Module, Recipe, datasets.Split]:
     """Network, recipe and test images of a run's folder."""
-    net, recipe = open_run(args.run, _own_net(args))
+    net, recipe, facts = open_with_facts(args.run, _own_net(args))
     data = datasets.load(args.data or recipe.data, validation=recipe.validation)
-    facts = RunFolder(Path(args.run)).load_model()[1]
     if list(data.input_shape) != facts["input_shape"] or data.classes > facts["classes"]:
         raise UserError(
             f"{args.data or recipe.data} has {data.classes} classes and images of shape {list(data.input_shape)}, but "
@@ -205,16 +209,12 @@ def _own_net(args: argparse.Namespace) -> nn.Module | None:
 
 
 def _radii(given: list[float] | None, recipe: Recipe) -> list[float]:
-    radii = given or [recipe.eps]
-    for eps in radii:
-        check_eps(eps)
-    return radii
+    return [check_eps(eps) for eps in given or [recipe.eps]]
 
 
-def _image(name: str, recipe: Recipe, shape: tuple[int, ...]) -> tuple[torch.Tensor, int | None]:
-    if not name.startswith("test:"):
+def _image(name: str, test: datasets.Split | None, shape: tuple[int, ...]) -> tuple[torch.Tensor, int | None]:
+    if test is None or not name.startswith("test:"):
         return images.read(name, shape), None  # type: ignore[arg-type]
-    test = datasets.load(recipe.data, validation=recipe.validation).test
     if not name[5:].isdecimal() or int(name[5:]) >= len(test):
         raise UserError(f"'{name}' names no test image; give test:0 to test:{len(test) - 1}, or an image file.")
     return test.x[int(name[5:])], int(test.y[int(name[5:])])

@@ -45,7 +45,7 @@ def train(
     show: Display | None = None,
     **options: Any,
 ) -> Run:
-    """Train `net` in place on `data`. `options` are recipe keys: method="advibp", eps=0.3, epochs=70, ...
+    """Train `net` in place on `data`. `options` are recipe keys: method="advibp", eps=0.3, epochs=60, ...
 
     With `out` the run is kept in a folder and can be continued, exactly, with resume=True. `show=Silent()` silences it.
     """
@@ -176,6 +176,11 @@ def _build(
 
 def open_run(path: str | Path, net: nn.Module | None = None) -> tuple[nn.Module, Recipe]:
     """The trained network of a run's folder, and its recipe. A network of one's own is passed as `net`."""
+    return open_with_facts(path, net)[:2]
+
+
+def open_with_facts(path: str | Path, net: nn.Module | None = None) -> tuple[nn.Module, Recipe, dict[str, Any]]:
+    """The same, and the input shape and classes the network was trained for."""
     folder = RunFolder(Path(path))
     recipe = folder.recipe()
     if not folder.model.exists():
@@ -192,4 +197,4 @@ def open_run(path: str | Path, net: nn.Module | None = None) -> tuple[nn.Module,
         # Mean and std are buffers: their values come with the weights.
         net = _build(recipe, facts["input_shape"], facts["classes"], [0.0] * channels, [1.0] * channels)
     checkpoint.load_weights(net, tensors, folder.model)
-    return net.eval(), recipe
+    return net.eval(), recipe, facts

@@ -14,7 +14,7 @@ def worst(margins: Tensor, y: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def lower_margin(net: nn.Module, x: Tensor, y: Tensor, eps: float) -> Tensor:
+def lower_margin(net: nn.Module, x: Tensor, y: Tensor, eps: float | Tensor) -> Tensor:
     """What IBP proves about the margin of each image over the ball intersected with [0, 1]: (B, ...) -> (B,)."""
     return worst(net(Box.ball(x, eps)).lower_margins(y), y)
 
