@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from advibp import data
+from advibp.data import idx as idx_files
 from advibp.errors import UserError
 
 Array = npt.NDArray[Any]
@@ -39,7 +40,7 @@ def arrays(train: int = 20, test: int = 6, shape: tuple[int, ...] = (5, 4)) -> d
 
 
 def write_folder(folder: Path, parts: dict[str, Array], dash: str = "-", packed: bool = True) -> None:
-    for part, stem in data._IDX_STEMS.items():
+    for part, stem in idx_files.STEMS.items():
         name = f"{stem}{dash}idx{3 if part[0] == 'x' else 1}-ubyte"
         if packed:
             (folder / f"{name}.gz").write_bytes(gzip.compress(idx(parts[part]), 1))
@@ -247,7 +248,7 @@ def test_a_changed_byte_is_read_or_refused(
 ) -> None:
     folder = tmp_path_factory.mktemp("idx")
     write_folder(folder, arrays(), packed=packed)
-    file = folder / data._find_idx(folder, part).name
+    file = folder / idx_files.find(folder, part).name
     body = bytearray(file.read_bytes())
     body[position % len(body)] = byte
     file.write_bytes(body)
