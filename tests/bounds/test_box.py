@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from advibp.bounds import Box
-from advibp.bounds.box import UnsupportedOperation
+from advibp.bounds.dispatch import UnsupportedOperation
 from advibp.errors import UserError
 
 Forward = Callable[[Any], Any]

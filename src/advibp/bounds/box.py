@@ -11,35 +11,20 @@ outward rounding: they hold up to rounding errors.
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from types import FrameType
-from typing import Any, NamedTuple, NoReturn, TypeAlias, Union
+from typing import Any, NamedTuple, TypeAlias, Union
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import resolve_name
+from torch import Tensor
 
+from advibp.bounds.dispatch import Func, Value, name_of, unsupported
 from advibp.errors import UserError
 
 Operand: TypeAlias = Union["Box", Tensor, float]
 
 #: torch function, Tensor method or getter of a Tensor property -> rule(func, *args, **kwargs). box_rules.py fills it.
-RULES: dict[Callable[..., Any], Callable[..., Any]] = {}
-
-SUPPORTED = (
-    "convolutions, linear layers, BatchNorm in evaluation, pooling, padding, monotone activations, reshaping, "
-    "concatenation, sums, and products with constants"
-)
-
-
-class UnsupportedOperation(UserError):
-    """An operation that a set of inputs cannot do, or that has no rule."""
-
-
-class UnsupportedAttribute(UnsupportedOperation, AttributeError):
-    """The same for an attribute, so that `hasattr` answers False as it does for any other value."""
+RULES: dict[Func, Callable[..., Any]] = {}
 
 
 class LastLayer(NamedTuple):
@@ -51,18 +36,7 @@ class LastLayer(NamedTuple):
     version: int
 
 
-def _operator(func: Callable[..., Any]) -> Callable[[Any, Any], Any]:
-    """A binary operator of Box that goes by the rule of `func`."""
-
-    def operate(box: Box, other: Any) -> Any:
-        if hasattr(other, "__torch_function__") and not isinstance(other, (Box, Tensor)):
-            unsupported(f"{name_of(func)} cannot mix a Box with another kind of set")
-        return apply(func, (box, other), {})
-
-    return operate
-
-
-class Box:
+class Box(Value):
     """The set of all z with |z - center| <= radius, elementwise.
 
     A box can be given to any `nn.Module` in place of a tensor; each operation then bounds its results over all
@@ -74,8 +48,6 @@ class Box:
     """
 
     __slots__ = ("__weakref__", "_center", "_changes", "_last", "_radius", "_seen", "elided")
-    __array_ufunc__ = None  # numpy's numbers leave arithmetic to us
-    __hash__ = object.__hash__
 
     elided: bool  # whether `margins` can skip (on a box of margins: has skipped) the box of the last linear layer
 
@@ -204,24 +176,19 @@ class Box:
             return center, _margin_radius(weight, self._last.input.radius, y)
 
     @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if not all(issubclass(kind, (Box, Tensor)) for kind in types):
-            unsupported(f"{name_of(func)} cannot mix a Box with another kind of set")
-        return apply(func, args, kwargs or {})
+    def apply(cls, func: Func, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        rule = RULES.get(func)
+        if rule is None:
+            unsupported(f"{name_of(func)} has no rule for a Box")
+        if kwargs.get("out") is not None:
+            unsupported(f"{name_of(func)} cannot write a Box to out=")
+        device = _device_type(args or tuple(kwargs.values()))
+        with _exactly(device):
+            return rule(func, *args, **kwargs)
 
-    def __getattr__(self, name: str) -> Any:
-        """Tensor methods and properties, by the same rules as functions."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        member = getattr(Tensor, name, None)
-        if callable(member) and member in RULES:
-            return lambda *args, **kwargs: apply(member, (self, *args), kwargs)
-        getter = getattr(member, "__get__", None)
-        if getter in RULES:
-            return apply(getter, (self,), {})
-        unsupported(f"'{name}' has no rule for a Box", kind=UnsupportedAttribute)
+    @classmethod
+    def knows(cls, func: Func) -> bool:
+        return func in RULES
 
     @property
     def shape(self) -> torch.Size:
@@ -250,43 +217,6 @@ class Box:
         if self.ndim == 0:
             unsupported("a Box of no dimensions has no length")
         return len(self._center)
-
-    def __iter__(self) -> Iterator[Box]:
-        return iter(self.unbind(0))
-
-    def __getitem__(self, index: Any) -> Any:
-        return apply(Tensor.__getitem__, (self, index), {})
-
-    def __neg__(self) -> Any:
-        return apply(Tensor.neg, (self,), {})
-
-    def __abs__(self) -> Any:
-        return apply(Tensor.abs, (self,), {})
-
-    __add__ = __radd__ = _operator(Tensor.add)
-    __sub__ = _operator(Tensor.sub)
-    __rsub__ = _operator(torch.rsub)
-    __mul__ = __rmul__ = _operator(Tensor.mul)
-    __truediv__ = _operator(Tensor.div)
-    __rtruediv__ = _operator(Tensor.__rtruediv__)
-    __matmul__ = _operator(Tensor.matmul)
-    __iadd__ = _operator(Tensor.add_)
-    __isub__ = _operator(Tensor.sub_)
-    __imul__ = _operator(Tensor.mul_)
-    __itruediv__ = _operator(Tensor.div_)
-
-
-def _refuse(name: str) -> Callable[..., NoReturn]:
-    def refuse(box: Box, *args: Any) -> NoReturn:
-        unsupported(f"'{name}' is undefined for a Box, which holds many values")
-
-    return refuse
-
-
-# Python would find a way around some of these: bool() by len(), == by identity.
-_REFUSED = "bool float int index complex array contains setitem eq ne lt le gt ge pow rpow mod floordiv"
-for _name in _REFUSED.split():
-    setattr(Box, f"__{_name}__", _refuse(_name))
 
 
 def _between(lower: Tensor, upper: Tensor) -> Box:
@@ -326,18 +256,6 @@ def version_of(weight: Tensor) -> int:
     return 0 if weight.is_inference() else weight._version
 
 
-def apply(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run the rule of `func`: the one gate for functions, methods, properties and operators."""
-    rule = RULES.get(func)
-    if rule is None:
-        unsupported(f"{name_of(func)} has no rule for a Box")
-    if kwargs.get("out") is not None:
-        unsupported(f"{name_of(func)} cannot write a Box to out=")
-    device = _device_type(args or tuple(kwargs.values()))
-    with _exactly(device):
-        return rule(func, *args, **kwargs)
-
-
 def _device_type(args: Any) -> str:
     first = args[0] if args else None
     if isinstance(first, (list, tuple)):
@@ -349,35 +267,6 @@ def _exactly(device_type: str) -> AbstractContextManager[object]:
     """Rules keep the precision of their box; autocast would round the bounds."""
     autocast = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
     return torch.autocast(device_type, enabled=False) if autocast else nullcontext()
-
-
-def unsupported(what: str, advice: str = "", kind: type[UnsupportedOperation] = UnsupportedOperation) -> NoReturn:
-    """Raise, saying which layer asked for what, and what to do."""
-    raise kind(f"{_caller()}{what}; {advice or f'supported are {SUPPORTED}.'}")
-
-
-def _caller() -> str:
-    """Where in the user's network we are, as "layer 'features.3' (LSTM): ".
-
-    Frames are walked only here, on the way to an error, so that the usual way pays nothing for it.
-    """
-    modules: list[nn.Module] = []  # innermost first
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name in ("forward", "_call_impl") and isinstance(frame.f_locals.get("self"), nn.Module):
-            modules.append(frame.f_locals["self"])
-        frame = frame.f_back
-    for root in reversed(modules):
-        for path, module in root.named_modules():
-            if module is modules[0]:
-                kind = type(module).__name__
-                return f"layer '{path}' ({kind}): " if path else f"{kind}.forward: "
-    return ""
-
-
-def name_of(func: Callable[..., Any]) -> str:
-    """torch.nn.functional.softmax as the user would write it."""
-    return resolve_name(func) or getattr(func, "__name__", repr(func))
 
 
 from advibp.bounds import box_rules  # noqa: E402, F401  (last: the rules need Box)

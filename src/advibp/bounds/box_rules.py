@@ -22,15 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from advibp.bounds.box import RULES, Box, LastLayer, Operand, _between, name_of, unsupported, version_of
-
-Func = Callable[..., Any]
-
-
-def spellings(names: str) -> list[Func]:
-    """All functions and Tensor methods of these names, and the getters of such Tensor properties."""
-    found = [getattr(home, name) for name in names.split() for home in (torch, F, Tensor) if hasattr(home, name)]
-    return [f if callable(f) else f.__get__ for f in found if callable(f) or hasattr(f, "__get__")]
+from advibp.bounds.box import RULES, Box, LastLayer, Operand, _between, version_of
+from advibp.bounds.dispatch import Func, name_of, spellings, unsupported
 
 
 def rule(names: str, *funcs: Func) -> Callable[[Func], Func]:

@@ -1,0 +1,91 @@
+"""A network in two parts, cut at the input of one of its layers.
+
+Layer-wise training attacks a latent value: the part before it is frozen, the part after it is trained. An
+`nn.Sequential` is sliced; any other module is recorded on a tape and replayed from the node that holds the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from advibp.bounds.dispatch import spellings
+from advibp.bounds.tape import Ref, Tape
+from advibp.errors import UserError
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_AFFINE = frozenset(
+    spellings(
+        "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d matmul mm bmm addmm baddbmm"
+    )
+)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """before(x) is the input of a layer, after(before(x)) the network's output; both also take sets."""
+
+    layer: str
+    before: Callable[[Any], Any]
+    after: Callable[[Any], Any]
+    frozen: list[nn.Parameter]  # on which `before` depends
+
+
+def cuts(net: nn.Module, x: Tensor) -> tuple[list[Cut], list[str]]:
+    """A cut at the input of every convolution and linear layer that has parameters before it, in the order in which
+    they run; and why the others can't be cut. A recorded network takes batches of the size of x (B, ...) alone."""
+    parts = _flat(net)
+    return (_slices(net, parts), []) if parts is not None else _replays(net, x)
+
+
+def _flat(net: nn.Module) -> list[nn.Module] | None:
+    """The layers of a plain chain, nested ones too; None for any other module."""
+    plain = type(net).forward is nn.Sequential.forward and not net._forward_hooks and not net._forward_pre_hooks
+    if not isinstance(net, nn.Sequential) or not plain:
+        return None
+    parts: list[nn.Module] = []
+    for child in net:
+        inner = _flat(child) if isinstance(child, nn.Sequential) else [child]
+        if inner is None or any(list(layer.children()) for layer in inner):
+            return None
+        parts += inner
+    return parts
+
+
+def _slices(net: nn.Module, parts: list[nn.Module]) -> list[Cut]:
+    names = {module: name for name, module in net.named_modules()}
+    found = []
+    for i, layer in enumerate(parts):
+        before, after = nn.Sequential(*parts[:i]), nn.Sequential(*parts[i:])
+        frozen = list(before.parameters())
+        if isinstance(layer, _LAYERS) and frozen:
+            found.append(Cut(names[layer], before, after, frozen))
+    return found
+
+
+def _replays(net: nn.Module, x: Tensor) -> tuple[list[Cut], list[str]]:
+    tape = Tape.record(net, x)
+    found: dict[int, Cut] = {}
+    refused: list[str] = []
+    for index in tape.needed(0, tape.output):
+        node = tape.nodes[index]
+        inputs = [arg.index for arg in node.args if isinstance(arg, Ref)]
+        if node.func not in _AFFINE or len(inputs) != 1 or inputs[0] in found:
+            continue
+        frozen = tape.parameters_before(inputs[0])
+        if not frozen:
+            continue
+        try:
+            tape.check_cut(inputs[0])
+        except UserError as reason:
+            refused.append(str(reason))
+            continue
+        found[inputs[0]] = _replay(tape, inputs[0], tape.name(index), frozen)
+    return list(found.values()), refused
+
+
+def _replay(tape: Tape, node: int, layer: str, frozen: list[nn.Parameter]) -> Cut:
+    return Cut(layer, lambda x: tape.replay(x, 0, node), lambda latent: tape.replay(latent, node), frozen)

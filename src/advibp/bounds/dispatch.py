@@ -1,0 +1,161 @@
+"""Values that stand in for tensors: what they share, whatever they are made of.
+
+A `Value` can be given to any `nn.Module` in place of a tensor. Functions reach it through `__torch_function__`, Tensor
+methods and properties through `__getattr__`, and operators through the table below; all end at `apply`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import resolve_name
+
+from advibp.errors import UserError
+
+Func = Callable[..., Any]
+
+SUPPORTED = (
+    "convolutions, linear layers, BatchNorm in evaluation, pooling, padding, monotone activations, reshaping, "
+    "concatenation, sums, and products with constants"
+)
+
+
+class UnsupportedOperation(UserError):
+    """An operation that a value cannot do, or that has no rule."""
+
+
+class UnsupportedAttribute(UnsupportedOperation, AttributeError):
+    """The same for an attribute, so that `hasattr` answers False as it does for any other value."""
+
+
+def _operator(func: Func) -> Callable[[Any, Any], Any]:
+    """A binary operator that goes by the rule of `func`."""
+
+    def operate(value: Value, other: Any) -> Any:
+        if hasattr(other, "__torch_function__") and not isinstance(other, (type(value), Tensor)):
+            unsupported(f"{name_of(func)} cannot mix a {type(value).__name__} with another kind of set")
+        return value.apply(func, (value, other), {})
+
+    return operate
+
+
+class Value:
+    """Something a network can run on in place of a tensor."""
+
+    __slots__ = ()
+    __array_ufunc__ = None  # numpy's numbers leave arithmetic to us
+    __hash__ = object.__hash__
+
+    @classmethod
+    def apply(cls, func: Func, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run `func`, at least one of whose arguments is of this class: the one gate."""
+        raise NotImplementedError
+
+    @classmethod
+    def knows(cls, func: Func) -> bool:
+        """Whether there is a rule for a Tensor method, or for the getter of a Tensor property."""
+        raise NotImplementedError
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Func, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not all(issubclass(kind, (cls, Tensor)) for kind in types):
+            unsupported(f"{name_of(func)} cannot mix a {cls.__name__} with another kind of set")
+        return cls.apply(func, args, kwargs or {})
+
+    def __getattr__(self, name: str) -> Any:
+        """Tensor methods and properties, by the same rules as functions."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        member = getattr(Tensor, name, None)
+        if callable(member) and self.knows(member):
+            return lambda *args, **kwargs: self.apply(member, (self, *args), kwargs)
+        getter = getattr(member, "__get__", None)
+        if getter is not None and not callable(member) and self.knows(getter):
+            return self.apply(getter, (self,), {})
+        unsupported(f"'{name}' has no rule for a {type(self).__name__}", kind=UnsupportedAttribute)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.apply(Tensor.unbind, (self, 0), {}))
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.apply(Tensor.__getitem__, (self, index), {})
+
+    def __neg__(self) -> Any:
+        return self.apply(Tensor.neg, (self,), {})
+
+    def __abs__(self) -> Any:
+        return self.apply(Tensor.abs, (self,), {})
+
+    __add__ = __radd__ = _operator(Tensor.add)
+    __sub__ = _operator(Tensor.sub)
+    __rsub__ = _operator(torch.rsub)
+    __mul__ = __rmul__ = _operator(Tensor.mul)
+    __truediv__ = _operator(Tensor.div)
+    __rtruediv__ = _operator(Tensor.__rtruediv__)
+    __matmul__ = _operator(Tensor.matmul)
+    __iadd__ = _operator(Tensor.add_)
+    __isub__ = _operator(Tensor.sub_)
+    __imul__ = _operator(Tensor.mul_)
+    __itruediv__ = _operator(Tensor.div_)
+
+
+def _refuse(name: str) -> Callable[..., NoReturn]:
+    def refuse(value: Value, *args: Any) -> NoReturn:
+        unsupported(f"'{name}' is undefined for a {type(value).__name__}, which holds many values")
+
+    return refuse
+
+
+# Python would find a way around some of these: bool() by len(), == by identity.
+_REFUSED = "bool float int index complex array contains setitem eq ne lt le gt ge pow rpow mod floordiv"
+for _name in _REFUSED.split():
+    setattr(Value, f"__{_name}__", _refuse(_name))
+
+
+def unsupported(what: str, advice: str = "", kind: type[UnsupportedOperation] = UnsupportedOperation) -> NoReturn:
+    """Raise, saying which layer asked for what, and what to do."""
+    raise kind(f"{_caller()}{what}; {advice or f'supported are {SUPPORTED}.'}")
+
+
+def running_modules() -> list[nn.Module]:
+    """The modules whose `forward` is running, innermost first, found by walking the frames."""
+    modules: list[nn.Module] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in ("forward", "_call_impl") and isinstance(frame.f_locals.get("self"), nn.Module):
+            modules.append(frame.f_locals["self"])
+        frame = frame.f_back
+    return modules
+
+
+def _caller() -> str:
+    """Where in the user's network we are, as "layer 'features.3' (LSTM): ".
+
+    Frames are walked only here, on the way to an error, so that the usual way pays nothing for it.
+    """
+    modules = running_modules()
+    for root in reversed(modules):
+        for path, module in root.named_modules():
+            if module is modules[0]:
+                kind = type(module).__name__
+                return f"layer '{path}' ({kind}): " if path else f"{kind}.forward: "
+    return ""
+
+
+def name_of(func: Func) -> str:
+    """torch.nn.functional.softmax as the user would write it."""
+    return resolve_name(func) or getattr(func, "__name__", repr(func))
+
+
+def spellings(names: str) -> list[Func]:
+    """All functions and Tensor methods of these names, and the getters of such Tensor properties."""
+    homes = (torch, torch.nn.functional, Tensor)
+    found = [getattr(home, name) for name in names.split() for home in homes if hasattr(home, name)]
+    return [f if callable(f) else f.__get__ for f in found if callable(f) or hasattr(f, "__get__")]
