@@ -6,11 +6,12 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format wheel clean
+.PHONY: help demo test endure lint format wheel clean
 
 help:
 	@echo "make demo     train a small network on MNIST and prove its robustness"
 	@echo "make test     run the tests"
+	@echo "make endure   kill trainings and certifications a hundred times and check that nothing is lost (15 minutes)"
 	@echo "make lint     check style, types and who imports whom"
 	@echo "make format   put the code in the house style"
 	@echo "make wheel    build dist/advibp-*.whl"
@@ -22,6 +23,9 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(BIN)/pytest -n 2
+
+endure: $(VENV)/.installed-dev
+	$(BIN)/python tests/endurance/kill_nine.py --kills 100 --minutes 15
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
