@@ -62,7 +62,7 @@ def test_every_structure_builds_and_classifies(name: str) -> None:
 
 
 def test_there_are_the_papers_16_structures() -> None:
-    assert set(nets.STRUCTURES) == {f"{f}-{s}" for f in ("dm", "cnn") for s in ("small", "medium", "large")} | set(
+    assert set(nets.PAPER) == {f"{f}-{s}" for f in ("dm", "cnn") for s in ("small", "medium", "large")} | set(
         "abcdefghij"
     )
 
@@ -92,7 +92,7 @@ def test_width_comes_before_height() -> None:
         ("Conv -1 4x4+2", "'Conv -1 4x4+2'"),
         ("Conv 0 4x4+2", "zero"),
         ("Conv 8 4x4+0", "zero"),
-        ("FC 10, Conv 16 4x4+2", "every Conv before the first FC"),
+        ("FC 10, Conv 16 4x4+2", "put FC layers last"),
         ("Conv 16 4x4+2, dm-small", "'dm-small'"),
         ("Conv 4 29x1+1", "does not fit its 28x28 input"),
         ("Conv 4 5x5+5, Conv 4 6x6+1", "'Conv 4 6x6+1' does not fit its 5x5 input"),
@@ -179,7 +179,7 @@ def test_summary_leaves_the_network_as_it_was() -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Flatten())
     net[0].eval()
     rows = nets.summary(net, (1, 5, 5))
-    assert rows[0] == ("Conv 2 3x3+1 padding (1, 1)", (2, 5, 5), 20)
+    assert rows[0] == ("Conv 2 3x3+1p1", (2, 5, 5), 20)
     assert [m.training for m in net] == [False, True, True]
     assert net[1].num_batches_tracked == 0
     assert not any(m._forward_hooks for m in net.modules())

@@ -1,0 +1,29 @@
+"""Networks by name or in the paper's words, and networks of one's own. Knows only torch."""
+
+from advibp.nets.building import build
+from advibp.nets.initial import Init, ibp_init
+from advibp.nets.layers import Normalize, Residual
+from advibp.nets.own import from_file, is_own
+from advibp.nets.rows import Row, describe, summary
+from advibp.nets.structures import FC, PAPER, STRUCTURES, Conv, Res, grammar, is_known, parse
+
+__all__ = [
+    "FC",
+    "PAPER",
+    "STRUCTURES",
+    "Conv",
+    "Init",
+    "Normalize",
+    "Res",
+    "Residual",
+    "Row",
+    "build",
+    "describe",
+    "from_file",
+    "grammar",
+    "ibp_init",
+    "is_known",
+    "is_own",
+    "parse",
+    "summary",
+]

@@ -1,0 +1,141 @@
+"""From a text to a plain ``nn.Sequential``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from advibp.errors import UserError
+from advibp.nets.initial import Init, ibp_init
+from advibp.nets.layers import Normalize, Residual
+from advibp.nets.structures import FC, Conv, Layer, Res, parse
+
+# Beyond this a typing slip would ask for tens of gigabytes before anyone could say what was wrong.
+MAX_LAYER_WEIGHTS = 2**31
+
+
+def build(
+    spec: str,
+    input_shape: Sequence[int] = (1, 28, 28),
+    classes: int = 10,
+    *,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    init: Init = "ibp",
+    seed: int | None = None,
+) -> nn.Sequential:
+    """The network ``spec`` for images of ``input_shape`` (C, H, W): (B, C, H, W) -> (B, classes).
+
+    With ``mean`` or ``std`` its first layer is `Normalize`. ``seed`` fixes the initial weights and leaves torch's
+    global random state as it was.
+    """
+    layers = parse(spec)
+    shape = checked_shape(input_shape)
+    if not _is_count(classes) or classes < 2:
+        raise UserError(f"A classifier needs at least 2 classes, not {classes!r}.")
+    if init not in ("default", "ibp"):
+        raise UserError(f"Unknown init {init!r}; use 'default' or 'ibp'.")
+    if seed is None:
+        return _assemble(layers, shape, classes, mean, std, init)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return _assemble(layers, shape, classes, mean, std, init)
+
+
+def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    sizes = tuple(shape) if isinstance(shape, Sequence) else ()
+    if not sizes or not all(_is_count(size) for size in sizes):
+        raise UserError(f"input_shape must be positive sizes such as (1, 28, 28), not {shape!r}.")
+    return sizes
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _assemble(
+    layers: Sequence[Layer],
+    shape: tuple[int, ...],
+    classes: int,
+    mean: float | Sequence[float] | None,
+    std: float | Sequence[float] | None,
+    init: Init,
+) -> nn.Sequential:
+    modules: list[nn.Module] = []
+    if mean is not None or std is not None:
+        modules.append(_normalize(0.0 if mean is None else mean, 1.0 if std is None else std, shape))
+    flat = False
+    for layer in (*layers, FC(classes)):
+        if isinstance(layer, FC) and not flat:
+            modules.append(nn.Flatten())
+            flat = True
+        made, shape = _made(layer, shape)
+        modules += made
+    net = nn.Sequential(*modules[:-1])  # no ReLU after the classes
+    if init == "ibp":
+        ibp_init(net)
+    return net
+
+
+def _made(layer: Layer, shape: tuple[int, ...]) -> tuple[list[nn.Module], tuple[int, ...]]:
+    """The modules of one layer, and the shape of what comes out of them."""
+    match layer:
+        case Conv():
+            shape, module = _after(layer, shape), _conv(layer, shape)
+            return [module, *([nn.BatchNorm2d(layer.filters)] if layer.batchnorm else []), nn.ReLU()], shape
+        case Res():
+            return [_residual(layer, shape)], (layer.filters, *(-(-size // layer.stride) for size in shape[1:]))
+        case FC():
+            dense = _linear(layer, math.prod(shape))
+            return [dense, *([nn.BatchNorm1d(layer.outputs)] if layer.batchnorm else []), nn.ReLU()], (layer.outputs,)
+
+
+def _conv(layer: Conv, shape: tuple[int, ...]) -> nn.Conv2d:
+    _check_size(layer, layer.filters * shape[0] * layer.height * layer.width)
+    return nn.Conv2d(shape[0], layer.filters, (layer.height, layer.width), layer.stride, layer.padding)
+
+
+def _after(layer: Conv, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """The shape of the convolution's output, once its kernel is known to fit."""
+    _check_image(layer, shape)
+    rows, columns = (size + 2 * layer.padding for size in shape[1:])
+    if layer.height > rows or layer.width > columns:
+        raise UserError(
+            f"The {layer.width}x{layer.height} kernel of '{layer}' does not fit its {columns}x{rows} input; "
+            "use a smaller kernel, smaller strides before it, or larger images."
+        )
+    return layer.filters, (rows - layer.height) // layer.stride + 1, (columns - layer.width) // layer.stride + 1
+
+
+def _residual(layer: Res, shape: tuple[int, ...]) -> Residual:
+    _check_image(layer, shape)
+    _check_size(layer, layer.filters * max(shape[0], layer.filters) * 9)
+    return Residual(shape[0], layer.filters, layer.stride, batchnorm=layer.batchnorm)
+
+
+def _linear(layer: FC, inputs: int) -> nn.Linear:
+    _check_size(layer, inputs * layer.outputs)
+    return nn.Linear(inputs, layer.outputs)
+
+
+def _check_image(layer: Layer, shape: tuple[int, ...]) -> None:
+    if len(shape) != 3:
+        raise UserError(f"'{layer}' needs images of shape (channels, height, width), not {shape}; use FC layers alone.")
+
+
+def _check_size(layer: Layer, weights: int) -> None:
+    if weights > MAX_LAYER_WEIGHTS:
+        raise UserError(f"'{layer}' would have {weights:.1e} weights, more than {MAX_LAYER_WEIGHTS}; make it smaller.")
+
+
+def _normalize(mean: float | Sequence[float], std: float | Sequence[float], shape: tuple[int, ...]) -> Normalize:
+    layer = Normalize(mean, std, len(shape))
+    for name, values in layer.named_buffers():
+        if values.numel() not in (1, shape[0]):
+            raise UserError(
+                f"{name} has {values.numel()} values for {shape[0]} channels; give one, or one per channel."
+            )
+    return layer
