@@ -37,11 +37,11 @@ def from_tensors(
     ``classes`` defaults to the largest label + 1.
     """
     given = dict(zip(PARTS, (x_train, y_train, x_test, y_test), strict=True))
-    arrays = {part: _as_array(part, values, name) for part, values in given.items()}
+    arrays = {part: as_array(part, values, name) for part, values in given.items()}
     return assemble(arrays, name, name, validation, limit, classes)
 
 
-def _as_array(part: str, values: Tensor | npt.ArrayLike, name: str) -> Array:
+def as_array(part: str, values: Tensor | npt.ArrayLike, name: str) -> Array:
     try:
         if isinstance(values, Tensor):
             values = values.detach().cpu()
@@ -52,36 +52,47 @@ def _as_array(part: str, values: Tensor | npt.ArrayLike, name: str) -> Array:
 
 
 def assemble(
-    arrays: Mapping[str, Array], name: str, origin: str, validation: int, limit: int | None, classes: int | None = None
+    arrays: Mapping[str, Array],
+    name: str,
+    origin: str,
+    validation: int,
+    limit: int | None,
+    classes: int | None = None,
+    class_names: tuple[str, ...] | None = None,
 ) -> Data:
     x_train, y_train, x_test, y_test = (arrays[part] for part in PARTS)
-    _check_images(x_train, "x_train", origin)
-    _check_images(x_test, "x_test", origin)
+    check_images(x_train, "x_train", origin)
+    check_images(x_test, "x_test", origin)
     if x_train.shape[1:] != x_test.shape[1:]:
         raise UserError(
             f"Images of {origin} differ in shape: {x_train.shape[1:]} to train, {x_test.shape[1:]} to test."
         )
-    _check_labels(y_train, len(x_train), "y_train", origin)
-    _check_labels(y_test, len(x_test), "y_test", origin)
-    classes = _count_classes(int(max(y_train.max(), y_test.max())) + 1, classes, origin)
-    total = len(x_train)
-    if not _is_int(validation) or not 0 <= validation < total:
-        raise UserError(f"validation is {validation!r}; expected 0 to {total - 1}, as {origin} has {total} images.")
-    if limit is not None and (not _is_int(limit) or limit < 1):
-        raise UserError(f"limit is {limit!r}; expected at least 1 training image, or none to keep all.")
-    # RandomState's stream is frozen for all numpy versions to come; default_rng's is not.
-    order = np.random.RandomState(_SPLIT_SEED).permutation(total)
-    held, kept = order[:validation], order[validation:][:limit]
+    check_labels(y_train, len(x_train), "y_train", origin)
+    check_labels(y_test, len(x_test), "y_test", origin)
+    classes = count_classes(int(max(y_train.max(), y_test.max())) + 1, classes, origin)
+    held, kept = hold_out(len(x_train), validation, limit, origin)
     return Data(
         name=name,
-        train=_split(x_train[kept], y_train[kept]),
-        validation=_split(x_train[held], y_train[held]),
-        test=_split(x_test, y_test),
+        train=split_of(x_train[kept], y_train[kept]),
+        validation=split_of(x_train[held], y_train[held]),
+        test=split_of(x_test, y_test),
         classes=classes,
+        class_names=class_names,
     )
 
 
-def _check_images(x: Array, part: str, origin: str) -> None:
+def hold_out(total: int, validation: int, limit: int | None, origin: str) -> tuple[Array, Array]:
+    """Which of ``total`` training images are held out, and which are kept: for each ``total`` always the same."""
+    if not is_int(validation) or not 0 <= validation < total:
+        raise UserError(f"validation is {validation!r}; expected 0 to {total - 1}, as {origin} has {total} images.")
+    if limit is not None and (not is_int(limit) or limit < 1):
+        raise UserError(f"limit is {limit!r}; expected at least 1 training image, or none to keep all.")
+    # RandomState's stream is frozen for all numpy versions to come; default_rng's is not.
+    order = np.random.RandomState(_SPLIT_SEED).permutation(total)
+    return order[:validation], order[validation:][:limit]
+
+
+def check_images(x: Array, part: str, origin: str) -> None:
     where = f"{part} of {origin}"
     if x.ndim not in (3, 4) or 0 in x.shape:
         raise UserError(f"{where} has shape {x.shape}; expected images as (N, H, W) or (N, C, H, W), none of them 0.")
@@ -96,7 +107,7 @@ def _check_images(x: Array, part: str, origin: str) -> None:
         raise UserError(f"{where} has pixels from {low:g} to {high:g}; scale them to [0, 1].")
 
 
-def _check_labels(y: Array, images: int, part: str, origin: str) -> None:
+def check_labels(y: Array, images: int, part: str, origin: str) -> None:
     where = f"{part} of {origin}"
     if y.ndim != 1:
         raise UserError(f"{where} has shape {y.shape}; expected one label per image, (N,).")
@@ -108,8 +119,8 @@ def _check_labels(y: Array, images: int, part: str, origin: str) -> None:
         raise UserError(f"{where} has labels from {y.min()} to {y.max()}; expected 0 to {MAX_CLASSES - 1}.")
 
 
-def _count_classes(found: int, stated: int | None, origin: str) -> int:
-    if stated is not None and (not _is_int(stated) or stated < found):
+def count_classes(found: int, stated: int | None, origin: str) -> int:
+    if stated is not None and (not is_int(stated) or stated < found):
         raise UserError(f"classes is {stated!r}, but {origin} has labels up to {found - 1}; give at least {found}.")
     classes = found if stated is None else stated
     if classes < 2:
@@ -117,7 +128,7 @@ def _count_classes(found: int, stated: int | None, origin: str) -> int:
     return classes
 
 
-def _split(x: Array, y: Array) -> Split:
+def split_of(x: Array, y: Array) -> Split:
     """Always fresh, contiguous memory: a Data never shares it with a file or with its caller."""
     if x.ndim == 3:
         x = x[:, None]
@@ -125,5 +136,5 @@ def _split(x: Array, y: Array) -> Split:
     return Split(torch.from_numpy(np.ascontiguousarray(scaled)), torch.from_numpy(y.astype(np.int64)))
 
 
-def _is_int(value: object) -> bool:
+def is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)

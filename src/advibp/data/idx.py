@@ -12,11 +12,11 @@ from typing import IO
 
 import numpy as np
 
+from advibp.data import limits
 from advibp.data.assemble import PARTS, Array
 from advibp.errors import UserError
 
 STEMS = dict(zip(PARTS, ("train-images", "train-labels", "t10k-images", "t10k-labels"), strict=True))
-_DEFLATE_RATIO = 1032  # deflate cannot pack more bytes than this into one
 
 
 def read_folder(folder: Traversable) -> dict[str, Array]:
@@ -37,12 +37,12 @@ def _read(file: Traversable, dims: int) -> Array:
     with ExitStack() as stack:
         try:
             stream: IO[bytes] | gzip.GzipFile = stack.enter_context(file.open("rb"))
-            capacity = stream.seek(0, os.SEEK_END)
+            size = capacity = stream.seek(0, os.SEEK_END)
             stream.seek(0)
             if file.name.endswith(".gz"):
-                capacity *= _DEFLATE_RATIO
+                capacity *= limits.DEFLATE_RATIO
                 stream = stack.enter_context(gzip.GzipFile(fileobj=stream))
-            return _read_stream(stream, capacity, dims, file)
+            return _read_stream(stream, size, capacity, dims, file)
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
             raise UserError(f"{file} is not a sound gzip file ({error}); fetch it again.") from error
         except OSError as error:
@@ -51,7 +51,7 @@ def _read(file: Traversable, dims: int) -> Array:
             ) from error
 
 
-def _read_stream(stream: IO[bytes] | gzip.GzipFile, capacity: int, dims: int, file: Traversable) -> Array:
+def _read_stream(stream: IO[bytes] | gzip.GzipFile, packed: int, capacity: int, dims: int, file: Traversable) -> Array:
     size = 4 + 4 * dims
     header = stream.read(size)
     magic = struct.pack(">HBB", 0, 8, dims)
@@ -64,6 +64,8 @@ def _read_stream(stream: IO[bytes] | gzip.GzipFile, capacity: int, dims: int, fi
         raise UserError(f"{file} is truncated within its {size}-byte header; fetch it again.")
     shape = struct.unpack(f">{dims}I", header[4:])
     promised = int(np.prod([int(n) for n in shape], dtype=object))
+    if promised <= capacity:
+        limits.check(promised, file, unpacked=promised, packed=packed)
     # read() allocates what it is asked for, so a promise that cannot be kept is refused before it is believed.
     body = stream.read(promised + 1) if promised <= capacity else b""
     if len(body) < promised:
