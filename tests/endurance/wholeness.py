@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,18 +73,26 @@ def _events(raw: bytes) -> None:
         at += 16 + length
 
 
+def _checkpoints(folder: Path) -> list[dict[str, Any]]:
+    """The facts of every whole checkpoint; the best weights are none, one can't go on from them."""
+    found = []
+    for path in (folder / "checkpoints").glob("*.safetensors"):
+        with suppress(UserError):  # `broken_files` tells
+            found.append(checkpoint.load(path)[1])
+    return [facts for facts in found if "steps" in facts]
+
+
 def position(folder: Path) -> int:
     """Steps of training that the newest checkpoint holds."""
-    files = (folder / "checkpoints").glob("*.safetensors")
-    return max((checkpoint.load(p)[1].get("steps", 0) for p in files if not is_temporary(p)), default=0)
+    return max((facts["steps"] for facts in _checkpoints(folder)), default=0)
 
 
 def unlogged(folder: Path) -> list[str]:
-    """Epochs that have a checkpoint and no line of metrics."""
-    logged = {m["epoch"] for m in lines(folder / "metrics.jsonl")}
-    newest = checkpoint.newest(folder / "checkpoints")
-    last = int(newest[0].stem.removeprefix("epoch-")) if newest else 0
-    return [f"{folder}: epoch {n} is not in metrics.jsonl" for n in range(1, last + 1) if n not in logged]
+    """Steps that belong to a finished epoch with a checkpoint, and to no line of metrics."""
+    logged = sum(metrics["steps"] for metrics in lines(folder / "metrics.jsonl"))
+    # A checkpoint within an epoch holds the means of its first steps.
+    saved = max((facts["steps"] for facts in _checkpoints(folder) if "means" not in facts), default=0)
+    return [f"{folder}: {saved} steps are saved, but {logged} are in metrics.jsonl"] if saved > logged else []
 
 
 def records(folder: Path) -> Lines:
