@@ -19,7 +19,9 @@ from torch.utils.flop_counter import flop_registry
 from advibp import UserError, attacks, checkpoint, data, nets, objectives, train
 from advibp.data import Data
 from advibp.recipe import Recipe
-from advibp.training import EpochMeans, Step, Training, _mix
+from advibp.means import EpochMeans, Step
+from advibp.randomness import mix
+from advibp.training import Training
 from advibp.weighting import Fixed
 
 torch.set_num_threads(1)
@@ -78,7 +80,7 @@ def weights_of(net: nn.Module) -> Tensor:
 
 def fgsm_without_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     """An attack that depends on the image alone."""
-    monkeypatch.setattr(attacks, "fgsm_random", lambda net, x, y, eps: attacks.fgsm(net, x, y, eps, step=0.5))
+    monkeypatch.setattr(attacks, "fgsm_random", lambda net, x, y, eps, **_: attacks.fgsm(net, x, y, eps, step=0.5))
 
 
 # What a step costs
@@ -113,7 +115,7 @@ def digits(count: int) -> Data:
 @pytest.mark.parametrize("net", ["dm-small", "Conv 8 3x3+1, Conv 8 4x4+2, Conv 16 3x3+1, FC 64, FC 32", "FC 10"])
 def test_a_joint_step_costs_at_most_eleven_forward_passes(net: str) -> None:
     training = begin(net, digits(33), batch_size=32, **JOINT_AT_ONCE)
-    x, y = training.x, training.y
+    x, y = training.feed.images.x, training.feed.images.y
     with torch.no_grad():
         unit = flops(lambda: training.net(x))
     for _ in range(3):
@@ -217,23 +219,24 @@ def test_the_fixed_baseline_is_the_same_loop_with_both_weights_one() -> None:
 
 def test_an_epoch_sees_each_image_at_most_once_and_never_in_the_same_order() -> None:
     training = begin(batch_size=32)
-    orders = [training._order(epoch) for epoch in range(4)]
+    orders = [training.feed.order(epoch) for epoch in range(4)]
     assert all(torch.equal(order.sort().values, torch.arange(120)) for order in orders)
     assert len({tuple(order.tolist()) for order in orders}) == 4
-    assert torch.equal(orders[2], begin(batch_size=32)._order(2))
-    assert not torch.equal(orders[2], begin(batch_size=32, seed=1)._order(2))
+    assert torch.equal(orders[2], begin(batch_size=32).feed.order(2))
+    assert not torch.equal(orders[2], begin(batch_size=32, seed=1).feed.order(2))
     assert len(list(training.run_epoch())) == 120 // 32
 
 
 def test_means_of_an_epoch_leave_out_what_was_not_measured() -> None:
     means = EpochMeans()
     training = begin()
-    for step in training.run_epoch():
+    steps = list(training.run_epoch())
+    for step in steps:
         means.add(step)
     found = means.means()
     assert "loss_ibp" not in found
     assert "kappa_adv" not in found
-    assert found["loss_adv"] == pytest.approx(sum(float(s.lower) for s in means.steps) / len(means.steps))
+    assert found["loss_adv"] == pytest.approx(sum(float(s.lower) for s in steps) / len(steps))
 
 
 # One step, transcribed
@@ -307,7 +310,7 @@ class ByHand:
 
     def step(self, x: Tensor, y: Tensor) -> tuple[float, float | None]:
         recipe, t = self.recipe, self.count / self.steps_per_epoch
-        torch.manual_seed(_mix(recipe.seed, 1, self.count))
+        torch.manual_seed(mix(recipe.seed, 1, self.count))
         natural, adversarial, ramp = recipe.warmup_natural, recipe.warmup_adversarial, recipe.ramp
         assert isinstance(natural, float)
         assert isinstance(adversarial, float)
@@ -372,9 +375,9 @@ def test_a_step_is_what_the_paper_prints(options: dict[str, Any], branches: set[
     copied = copy.deepcopy(net)
     training = begin(net, halves(120, validation=20), **TENSE, **options)
     by_hand = ByHand(copied, training.recipe, training.steps_per_epoch)
-    for k in range(training.total_steps):
-        rows = training._order(k)[:20]
-        xs, ys = training.x[rows].double(), training.y[rows]
+    for k in range(training.course.total):
+        rows = training.feed.order(k)[:20]
+        xs, ys = training.feed.images.x[rows].double(), training.feed.images.y[rows]
         step, (low, high) = training.step(xs, ys), by_hand.step(xs, ys)
         assert float(step.lower) == pytest.approx(low, rel=1e-7, abs=1e-10)
         assert (step.upper is None) == (high is None)
@@ -390,7 +393,7 @@ def test_a_step_is_what_the_paper_prints(options: dict[str, Any], branches: set[
 def test_fosc_does_not_depend_on_the_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
     fgsm_without_chance(monkeypatch)
     once, twice = begin(**JOINT_AT_ONCE), begin(**JOINT_AT_ONCE)
-    x, y = once.x[:16], once.y[:16]
+    x, y = once.feed.example(16)
     one, two = once.step(x, y), twice.step(torch.cat([x, x]), torch.cat([y, y]))
     assert float(one.fosc) > 0
     assert float(two.fosc) == pytest.approx(float(one.fosc), rel=1e-5)
@@ -410,7 +413,7 @@ def test_automatic_c_max_is_the_fosc_of_the_warmed_up_network(scale: str, monkey
     training = begin(c_max="auto", fosc_scale=scale)
     for _ in range(2):
         assert all(training.c_max is None for _ in training.run_epoch())
-    x, y = training.x[training._order(2)[:30]], training.y[training._order(2)[:30]]
+    x, y = training.feed.images.x[training.feed.order(2)[:30]], training.feed.images.y[training.feed.order(2)[:30]]
     x_adv = attacks.fgsm(training.net, x, y, 0.2, step=0.5).requires_grad_()
     (g,) = torch.autograd.grad(F.cross_entropy(training.net(x_adv), y, reduction="sum"), x_adv)
     want = float(attacks.fosc(x_adv.detach(), g, *attacks.feasible(x, 0.2)).mean())

@@ -27,8 +27,10 @@ def write_atomically(path: Path, content: bytes | str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
-    except BaseException:
+    except BaseException as error:
         beside.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # a disk that is full does not say where
         raise
 
 
@@ -79,18 +81,18 @@ def load_weights(net: nn.Module, tensors: dict[str, Tensor], path: Path) -> None
         ) from None
 
 
-def file_name(epoch: int) -> str:
-    return f"epoch-{epoch:05d}.safetensors"
+def file_name(steps: int) -> str:
+    return f"step-{steps:09d}.safetensors"
 
 
 def newest(folder: Path) -> list[Path]:
     """Checkpoints of a run, newest first."""
-    return sorted(folder.glob("epoch-*.safetensors"), reverse=True)
+    return sorted(folder.glob("step-*.safetensors"), reverse=True)
 
 
 def prune(folder: Path, keep: int) -> None:
     """Remove all but the newest checkpoints, and what a kill in the middle of a write left behind."""
-    for old in [*newest(folder)[keep:], *folder.glob(".epoch-*")]:
+    for old in [*newest(folder)[keep:], *folder.glob(".*")]:
         old.unlink()
 
 

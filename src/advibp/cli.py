@@ -27,6 +27,7 @@ from advibp.methods import METHODS
 from advibp.progress import Counting
 from advibp.recipe import Recipe, integer, number, read, shipped
 from advibp.runs import first_net, open_with_facts, train
+from advibp.stopping import Stopped
 from advibp.training import resolve_device
 from advibp.verify import Attack, Certificate, certify, largest_proved_eps
 from advibp.verify.cascade import chance, check_eps
@@ -36,7 +37,7 @@ OUT = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for a mistake of the user's; 130 for Ctrl-C."""
+    """Exit code 0; 2 for a mistake of the user's; 130 for Ctrl-C, 143 for SIGTERM."""
     args = parser().parse_args(argv)
     args.typed = shlex.join(["advibp", *(sys.argv[1:] if argv is None else argv)])
     try:
@@ -45,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(str(error))
     except OSError as error:
         return _complain(f"{error.filename or 'a file'}: {error.strerror or error}; nothing written before is lost.")
+    except Stopped as stopped:
+        print(f"\n{stopped}", file=sys.stderr)
+        return 128 + stopped.signal
     except KeyboardInterrupt:
         print("\nstopped; what is finished is kept: the same command goes on (train: with --resume).", file=sys.stderr)
         return 130

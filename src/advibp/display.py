@@ -9,7 +9,8 @@ from typing import Any, Protocol, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from advibp.training import Step, Training
+from advibp.means import Step
+from advibp.training import Training
 
 
 class Display(Protocol):
@@ -80,14 +81,14 @@ class Live:
         self.last_refresh = now
         self.bar.update(
             self.task,
-            description=f"epoch {training.epoch}",
+            description=f"epoch {training.course.at(training.steps - 1).epoch + 1}",
             total=training.steps_per_epoch,
-            completed=(training.steps - 1) % training.steps_per_epoch + 1,
+            completed=training.course.at(training.steps - 1).into + 1,
             now=f"{step.phase}  eps {step.eps:.4f}  {losses(step)}  left {self._left(training)}",
         )
 
     def epoch(self, training: Training, metrics: dict[str, Any]) -> None:
-        self._print(epoch_line(metrics, training.recipe.epochs, self._left(training)))
+        self._print(epoch_line(metrics, training.course.epochs, self._left(training)))
 
     def _print(self, line: str) -> None:
         self.bar.console.print(line, highlight=False, soft_wrap=True)
@@ -120,11 +121,15 @@ def epoch_line(m: dict[str, Any], epochs: float, left: str) -> str:
         else "-"
     )
     return (
-        f"{m['epoch']:>4d}/{epochs:<3g} {m['phase']:<11s} {m['eps']:.4f} {_number(m, 'loss_adv')} "
+        f"{m['epoch']:>4d}/{epochs:<3g} {_phase(m):<11s} {m['eps']:.4f} {_number(m, 'loss_adv')} "
         f"{_number(m, 'loss_ibp')} "
         f"{_number(m, 'kappa_adv')} {_number(m, 'kappa_ibp')} {_number(m, 'angle', 0):>5s}  {shares:>14s}  "
         f"{100 * m['standard_error']:7.2f}%  {100 * m['verified_error']:7.2f}%  {m['seconds']:6.1f}s  {left:>5s}"
     )
+
+
+def _phase(metrics: dict[str, Any]) -> str:
+    return f"{metrics['phase']} {metrics['stage']}" if "stage" in metrics else str(metrics["phase"])
 
 
 def _number(metrics: dict[str, Any], key: str, digits: int = 3) -> str:

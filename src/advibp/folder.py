@@ -26,7 +26,9 @@ from advibp.version import __version__
 KEPT_CHECKPOINTS = 2
 
 # Where a run computes, not what it computes: these may differ when it is resumed.
-_WHERE = ("device", "threads", "data", "published")
+_WHERE = ("device", "threads", "data", "data_root", "published")
+# What comes after the epochs: it may be added to a run, also to a finished one, as long as it has not begun.
+_LATER = ("stages", "stage_epochs", "stage_lr", "stage_lr_milestones")
 
 
 @dataclass(frozen=True)
@@ -78,12 +80,12 @@ class RunFolder:
 
     def same_run(self, recipe: Recipe) -> None:
         """Refuse to resume with another recipe."""
-        self._agree(self.recipe().as_dict(), recipe)
+        self._agree(self.recipe().as_dict(), recipe, but=(*_WHERE, *_LATER))
 
-    def _agree(self, mine: dict[str, Any], recipe: Recipe) -> None:
+    def _agree(self, mine: dict[str, Any], recipe: Recipe, but: tuple[str, ...]) -> None:
         asked = recipe.as_dict()
         for key in asked:
-            if key in mine and key not in _WHERE and mine[key] != asked[key]:
+            if key in mine and key not in but and mine[key] != asked[key]:
                 raise UserError(
                     f"{self.path} was started with {key} = {mine[key]}, not {asked[key]}; resume it without changing "
                     f"{key}, or train into another --out."
@@ -95,7 +97,7 @@ class RunFolder:
         tensors |= {f"weighting.{k}": v for k, v in training.weighting.state().items()}
         facts |= {"steps": training.steps, "c_max": training.c_max, "data": _data_print(training)}
         facts |= {"recipe": training.recipe.as_dict()}
-        checkpoint.save(self.checkpoints / checkpoint.file_name(training.epoch), tensors, facts)
+        checkpoint.save(self.checkpoints / checkpoint.file_name(training.steps), tensors, facts)
         checkpoint.prune(self.checkpoints, KEPT_CHECKPOINTS)
 
     def restore(self, training: Training) -> tuple[dict[str, Any], list[str]]:
@@ -107,14 +109,19 @@ class RunFolder:
             except UserError as error:
                 passed_over.append(str(error))
                 continue
-            self._agree(facts["recipe"], training.recipe)  # recipe.yaml may have been edited since
+            # recipe.yaml may have been edited since.
+            begun = facts["steps"] > training.course.main
+            self._agree(facts["recipe"], training.recipe, but=_WHERE if begun else (*_WHERE, *_LATER))
             if facts["data"] != _data_print(training):
                 raise UserError(f"{self.path} was trained on other images than these; resume it with its own data.")
             checkpoint.load_weights(training.net, checkpoint.group("net", tensors), path)
-            checkpoint.load_optimizer(training.optimizer, checkpoint.group("optimizer", tensors))
-            moved = {k: v.to(training.device) for k, v in checkpoint.group("weighting", tensors).items()}
-            training.weighting.load_state(moved)
             training.steps, training.c_max = facts["steps"], facts["c_max"]
+            if training.go_on():
+                checkpoint.load_optimizer(training.optimizer, checkpoint.group("optimizer", tensors))
+                moved = {k: v.to(training.device) for k, v in checkpoint.group("weighting", tensors).items()}
+                training.weighting.load_state(moved)
+            if self.recipe() != training.recipe:
+                checkpoint.write_atomically(self.path / "recipe.yaml", training.recipe.to_yaml())
             self._forget_after(training.epoch)
             return facts, passed_over
         if passed_over:
@@ -145,11 +152,18 @@ class RunFolder:
         kept = [m for m in self.history() if m["epoch"] <= epoch]
         checkpoint.write_atomically(self.metrics, "".join(json.dumps(m) + "\n" for m in kept))
 
-    def load_model(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Weights of the trained network, and its input shape and classes."""
-        tensors, facts = checkpoint.load(self.model)
+    def load_model(self, stage: int | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Weights of the trained network, or as they were after a stage, and its input shape and classes."""
+        file = self.model if stage is None else self.after_stage(stage)
+        if not file.exists():
+            raise UserError(
+                f"{self.path} is not finished: {file.name} is missing; run `advibp train --resume --out {self.path}`."
+                if stage is None
+                else f"{self.path} holds no stage {stage}; give the number of a stage that was trained."
+            )
+        tensors, facts = checkpoint.load(file)
         if not {"input_shape", "classes"} <= facts.keys():
-            raise UserError(f"{self.model} is no trained model of a run, but another file of advibp; train again.")
+            raise UserError(f"{file} is no trained model of a run, but another file of advibp; train again.")
         return tensors, facts
 
     def summarise(self, summary: dict[str, Any]) -> None:
@@ -158,10 +172,18 @@ class RunFolder:
     def save_model(self, net: nn.Module, facts: dict[str, Any]) -> None:
         checkpoint.save(self.model, net.state_dict(), facts)
 
+    def after_stage(self, stage: int) -> Path:
+        """Where the network as it was after a stage is kept, when there are stages."""
+        return self.path / "stages" / f"stage-{stage}.safetensors"
+
+    def save_stage(self, stage: int, net: nn.Module, facts: dict[str, Any]) -> None:
+        self.after_stage(stage).parent.mkdir(exist_ok=True)
+        checkpoint.save(self.after_stage(stage), net.state_dict(), facts)
+
 
 def _data_print(training: Training) -> str:
-    """Fingerprint of the labels and of a thousand training images, which tells one data set from another."""
-    return checkpoint.fingerprint({"x": training.x[:: max(1, len(training.x) // 1000)], "y": training.y})
+    """Fingerprint of a part of the training images, which tells one data set from another."""
+    return checkpoint.fingerprint(training.feed.images.sample())
 
 
 def hardware() -> dict[str, Any]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from advibp import attacks
+from advibp import attacks, batchnorm
+from advibp.attacks import Range
 from advibp.bounds import Box
+
+PIXELS: Range = (0.0, 1.0)
 
 
 class Evaluation(NamedTuple):
@@ -19,18 +21,23 @@ class Evaluation(NamedTuple):
     point: Tensor | None = None
 
 
-Objective = Callable[[nn.Module, Tensor, Tensor, float], Evaluation]
+class Objective(Protocol):
+    """A loss over the set of all points within eps of x, and within `within`. A latent set is given by its centre, its
+    radius per neuron, and no `within`."""
+
+    def __call__(self, net: Any, x: Tensor, y: Tensor, eps: float | Tensor, within: Range = PIXELS) -> Evaluation: ...
 
 
-def regular(net: nn.Module, x: Tensor, y: Tensor, eps: float) -> Evaluation:
+def regular(net: Any, x: Tensor, y: Tensor, eps: float | Tensor, within: Range = PIXELS) -> Evaluation:
     """L(f(x), y)."""
     return Evaluation(F.cross_entropy(net(x), y))
 
 
-def adversarial(net: nn.Module, x: Tensor, y: Tensor, eps: float) -> Evaluation:
+def adversarial(net: Any, x: Tensor, y: Tensor, eps: float | Tensor, within: Range = PIXELS) -> Evaluation:
     """L(f(x_adv), y) with x_adv from FGSM + random init. x_adv asks for its gradient: FOSC comes out of the
     loss's own backward pass."""
-    x_adv = attacks.fgsm_random(net, x, y, eps).requires_grad_()
+    with batchnorm.quietly():
+        x_adv = attacks.fgsm_random(net, x, y, eps, within=within).requires_grad_()
     return Evaluation(F.cross_entropy(net(x_adv), y), x_adv)
 
 
@@ -39,6 +46,6 @@ def margin_loss(margins: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(-margins, y)
 
 
-def ibp(net: nn.Module, x: Tensor, y: Tensor, eps: float) -> Evaluation:
-    """L(-m_IBP, y): the abstract loss over the ball intersected with [0, 1]."""
-    return Evaluation(margin_loss(net(Box.ball(x, eps)).lower_margins(y), y))
+def ibp(net: Any, x: Tensor, y: Tensor, eps: float | Tensor, within: Range = PIXELS) -> Evaluation:
+    """L(-m_IBP, y): the abstract loss over the set."""
+    return Evaluation(margin_loss(net(Box.ball(x, eps, within)).lower_margins(y), y))

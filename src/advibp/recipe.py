@@ -128,7 +128,15 @@ def _option(default: Any, parse: Parser, says: str) -> Any:
 class Recipe:
     """Everything that determines a run. The defaults train MNIST on two CPU cores."""
 
-    data: str = _option("mnist", text, "mnist, a folder of idx files, or a .npz file")
+    data: str = _option(
+        "mnist", text, "a name from `advibp data`, a folder of images or original files, or a .npz file"
+    )
+    data_root: str | None = _option(
+        None, or_word("none", text), "where data sets are looked for and kept; none: ADVIBP_DATA, or the user's cache"
+    )
+    size: int | None = _option(None, or_word("none", integer(1, 4096)), "pixels to which a folder's images are resized")
+    flip: bool = _option(False, flag, "flip training images left to right, by chance")
+    crop: int = _option(0, integer(0, 64), "shift training images by up to this many pixels, by chance")
     net: str = _option("dm-small", text, "a name from `advibp nets`, a grammar, or file.py:function")
     method: str = _option("advibp", one_of(*METHODS), "training method: " + ", ".join(METHODS))
     eps: float = _option(
@@ -165,6 +173,21 @@ class Recipe:
     lr_factor: float = _option(0.25, number(0, 1), "what the learning rate is multiplied by")
     clip: float | None = _option(10.0, or_word("none", number(0, above=True)), "largest norm of a step's gradient")
     l1: float = _option(0.0, number(0), "weight of the sum of absolute weights")
+    max_loss: float = _option(1e6, number(0, above=True), "stop, with a diagnosis, when a loss grows beyond this")
+    batchnorm: str = _option(
+        "adversarial",
+        one_of("adversarial", "clean"),
+        "whose statistics the bounds use: the adversarial pass's, for nothing, or a clean pass's, one forward more",
+    )
+    stages: int | str = _option(
+        0, or_word("all", integer(0, 1000)), "layer-wise stages after the epochs: each freezes one layer more"
+    )
+    stage_epochs: float = _option(10.0, number(0, 1e6, above=True), "epochs of each stage")
+    stage_lr: float = _option(5e-4, number(0, above=True), "Adam's learning rate at the start of each stage")
+    stage_lr_milestones: tuple[Span, ...] = _option(
+        (), spans, "epochs of a stage at which its learning rate is multiplied by lr_factor, if lr_shape is steps"
+    )
+    weights: str | None = _option(None, or_word("none", text), "start from these weights, a .safetensors file")
     init: str = _option("ibp", one_of("ibp", "default"), "first weights: ibp (Shi et al. 2021), or torch's default")
     normalise: bool = _option(
         False, flag, "a first layer that subtracts the training images' mean and divides by their std"
@@ -203,8 +226,9 @@ class Recipe:
         recipe.timeline()  # phases that do not fit are found before anything runs
         return recipe
 
-    def in_epochs(self, value: Span) -> float:
-        return float(value[:-1]) / 100 * self.epochs if isinstance(value, str) else value
+    def in_epochs(self, value: Span, of: float | None = None) -> float:
+        """A span in epochs, a share being one of all epochs, or of those of a stage."""
+        return float(value[:-1]) / 100 * (self.epochs if of is None else of) if isinstance(value, str) else value
 
     def timeline(self) -> Timeline:
         natural, adversarial = self.in_epochs(self.warmup_natural), self.in_epochs(self.warmup_adversarial)

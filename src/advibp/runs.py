@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
+import shlex
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from advibp import checkpoint, nets
@@ -20,8 +20,13 @@ from advibp.display import Display, Live
 from advibp.errors import UserError
 from advibp.events import Events
 from advibp.folder import RunFolder, hardware
+from advibp.means import EpochMeans
+from advibp.randomness import untouched_global_state
 from advibp.recipe import Recipe
-from advibp.training import EpochMeans, Training, untouched_global_state
+from advibp.stopping import Stopped, StopRequest
+from advibp.training import Training
+
+SAVE_EVERY = 300.0  # seconds within a long epoch
 
 
 @dataclass(frozen=True)
@@ -65,56 +70,108 @@ def train(
                 print(f"passed over: {message}", file=sys.stderr)
         elif folder:
             folder.create(recipe)
-        with show or Live(Console(stderr=True)) as display:
-            return _train(training, folder, facts, display)
+        with StopRequest() as stop, show or Live(Console(stderr=True)) as display:
+            return _Keeper(training, folder, display, stop, facts).run()
 
 
-def _train(training: Training, folder: RunFolder | None, facts: dict[str, Any], display: Display) -> Run:
-    recipe = training.recipe
-    events = Events(folder.path / "events", training.epoch) if folder else None
-    history = folder.history() if folder else []
-    spent, best, best_weights = facts.get("seconds", 0.0), facts.get("best"), None
-    display.start(training, history)
-    while not training.finished:
-        began = time.perf_counter()
-        metrics = _one_epoch(training, display)
-        spent += time.perf_counter() - began
-        improved = metrics["phase"] == "full" and (best is None or metrics["verified_error"] <= best["verified_error"])
-        if recipe.select == "best" and improved:
-            best = {k: metrics[k] for k in ("epoch", "standard_error", "verified_error")}
-            best_weights = {k: v.detach().clone() for k, v in training.net.state_dict().items()}
-            if folder:
-                checkpoint.save(folder.checkpoints / "best.safetensors", best_weights, best)
-        history.append(metrics)
-        if folder and events:
-            folder.log(metrics)
-            folder.save_checkpoint(training, {"seconds": spent, "best": best})
-            events.log(metrics)
-        display.epoch(training, metrics)
-    if events:
-        events.close()
-    if best and recipe.select == "best":
-        if best_weights is None and folder:
-            best_weights, _ = checkpoint.load(folder.checkpoints / "best.safetensors")
-        training.net.load_state_dict(best_weights or {})
-    training.net.eval()
-    return _finish(training, folder, history, spent, best)
+class _Keeper:
+    """Runs a training epoch by epoch and keeps what it finishes: metrics, checkpoints, the best weights, the model."""
+
+    def __init__(
+        self, training: Training, folder: RunFolder | None, display: Display, stop: StopRequest, facts: dict[str, Any]
+    ) -> None:
+        self.training, self.folder, self.display, self.stop = training, folder, display, stop
+        self.spent: float = facts.get("seconds", 0.0)
+        self.best: dict[str, Any] | None = facts.get("best")
+        self.best_weights: dict[str, Tensor] | None = None
+        self.means = EpochMeans(facts.get("means"))
+        self.history = folder.history() if folder else []
+        self.began = self.saved = time.perf_counter()
+
+    def run(self) -> Run:
+        training, folder = self.training, self.folder
+        events = Events(folder.path / "events", training.epoch) if folder else None
+        self.display.start(training, self.history)
+        while not training.finished:
+            self._keep_stage()
+            metrics = self._epoch()
+            self._keep_best(metrics)
+            self.history.append(metrics)
+            if folder and events:
+                folder.log(metrics)
+                self._save()
+                events.log(metrics)
+            self.display.epoch(training, metrics)
+            if self.stop.asked and not training.finished:
+                self._end()
+        self._keep_stage()
+        if events:
+            events.close()
+        self._load_best()
+        training.net.eval()
+        return _finish(training, folder, self.history, self.spent, self.best)
+
+    def _epoch(self) -> dict[str, Any]:
+        training, number = self.training, self.training.epoch + 1
+        for step in training.run_epoch():
+            self.means.add(step)
+            self.display.step(training, step)
+            if training.epoch >= number:
+                break
+            if self.folder and (self.stop.asked or time.perf_counter() - self.saved > SAVE_EVERY):
+                training.check_weights()
+                self._save(means=self.means.state())
+            if self.stop.asked:
+                self._end()
+        training.check_weights()
+        metrics = {"epoch": number, **self.means.means()}
+        self.means = EpochMeans()
+        metrics["standard_error"], metrics["verified_error"] = training.validation_errors()
+        return metrics
+
+    def _save(self, **more: Any) -> None:
+        assert self.folder
+        now = time.perf_counter()
+        self.spent, self.began = self.spent + now - self.began, now
+        self.folder.save_checkpoint(self.training, {"seconds": self.spent, "best": self.best, **more})
+        self.saved = time.perf_counter()
+
+    def _end(self) -> NoReturn:
+        assert self.stop.asked
+        now = self.training.course.at(self.training.steps)
+        where = f"stopped in epoch {now.epoch + 1}, after step {now.into} of {self.training.steps_per_epoch}"
+        if self.folder is None:
+            raise Stopped(self.stop.asked, f"{where}; nothing is kept, since no `out` was given")
+        path = shlex.quote(str(self.folder.path))
+        raise Stopped(self.stop.asked, f"{where}, and saved; continue with: advibp train --resume --out {path}")
+
+    def _keep_best(self, metrics: dict[str, Any]) -> None:
+        settled = metrics["phase"] in ("full", "latent")
+        if self.training.recipe.select != "best" or not settled:
+            return
+        if self.best is not None and metrics["verified_error"] > self.best["verified_error"]:
+            return
+        self.best = {k: metrics[k] for k in ("epoch", "standard_error", "verified_error")}
+        self.best_weights = {k: v.detach().clone() for k, v in self.training.net.state_dict().items()}
+        if self.folder:
+            checkpoint.save(self.folder.checkpoints / "best.safetensors", self.best_weights, self.best)
+
+    def _load_best(self) -> None:
+        if self.best and self.training.recipe.select == "best":
+            if self.best_weights is None and self.folder:
+                self.best_weights, _ = checkpoint.load(self.folder.checkpoints / "best.safetensors")
+            self.training.net.load_state_dict(self.best_weights or {})
+
+    def _keep_stage(self) -> None:
+        """With layer-wise stages, the network at the end of each, so that what a stage gained can be certified."""
+        course, steps = self.training.course, self.training.steps
+        over = steps - course.main
+        if self.folder and course.stages and over >= 0 and over % course.each == 0:
+            self.folder.save_stage(over // course.each, self.training.net, _model_facts(self.training))
 
 
-def _one_epoch(training: Training, display: Display) -> dict[str, Any]:
-    means = EpochMeans()
-    for step in training.run_epoch():
-        means.add(step)
-        display.step(training, step)
-    metrics = {"epoch": training.epoch, **means.means()}
-    diverged = [n for n in ("loss_adv", "loss_ibp") if not math.isfinite(metrics.get(n, 0.0))]
-    if diverged or not all(bool(p.isfinite().all()) for p in training.params):
-        raise UserError(
-            f"Training diverged: {diverged[0] if diverged else 'a weight'} is not finite in epoch {training.epoch} "
-            f"(phase {metrics['phase']}, eps {metrics['eps']:g}); train again with a smaller lr or a longer ramp."
-        )
-    metrics["standard_error"], metrics["verified_error"] = training.validation_errors()
-    return metrics
+def _model_facts(training: Training) -> dict[str, Any]:
+    return {"input_shape": list(training.data.input_shape), "classes": training.data.classes}
 
 
 def _finish(
@@ -137,15 +194,22 @@ def _finish(
         "seconds": round(spent, 1),
         "weights": "best" if best else "last",
         "validation": best or last,
+        **({"stages": _stages(history)} if training.course.stages else {}),
         "validation_images": len(training.data.validation),
         "parameters": sum(p.numel() for p in training.params),
         "hardware": hardware(),
     }
     if folder:
-        data = training.data
-        folder.save_model(training.net, {"input_shape": list(data.input_shape), "classes": data.classes})
+        folder.save_model(training.net, _model_facts(training))
         folder.summarise(summary)
     return Run(training.net, recipe, history, summary, folder.path if folder else None)
+
+
+def _stages(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The last epoch of each stage, stage 0 being the training before the layer-wise ones."""
+    last = {metrics.get("stage", 0): metrics for metrics in history}
+    names = ("epoch", "standard_error", "verified_error")
+    return [{"stage": stage, **{k: metrics[k] for k in names}} for stage, metrics in sorted(last.items())]
 
 
 def first_net(recipe: Recipe, data: Data) -> nn.Module:
@@ -174,20 +238,23 @@ def _build(
     return nets.build(recipe.net, shape, classes, mean=first[0], std=first[1], init=init, seed=recipe.seed)
 
 
-def open_run(path: str | Path, net: nn.Module | None = None) -> tuple[nn.Module, Recipe]:
-    """The trained network of a run's folder, and its recipe. A network of one's own is passed as `net`."""
-    return open_with_facts(path, net)[:2]
+def open_run(
+    path: str | Path, net: nn.Module | None = None, stage: int | None = None
+) -> tuple[nn.Module, Recipe]:
+    """The trained network of a run's folder, or as it was after a layer-wise stage, and its recipe.
+
+    A network of one's own is passed as `net`.
+    """
+    return open_with_facts(path, net, stage)[:2]
 
 
-def open_with_facts(path: str | Path, net: nn.Module | None = None) -> tuple[nn.Module, Recipe, dict[str, Any]]:
+def open_with_facts(
+    path: str | Path, net: nn.Module | None = None, stage: int | None = None
+) -> tuple[nn.Module, Recipe, dict[str, Any]]:
     """The same, and the input shape and classes the network was trained for."""
     folder = RunFolder(Path(path))
     recipe = folder.recipe()
-    if not folder.model.exists():
-        raise UserError(
-            f"{path} is not finished: model.safetensors is missing; run `advibp train --resume --out {path}`."
-        )
-    tensors, facts = folder.load_model()
+    tensors, facts = folder.load_model(stage)
     if net is None and not nets.is_known(recipe.net):
         raise UserError(
             f"{path} holds a network of one's own ({recipe.net}); pass it as `net`, or as --net file.py:function."

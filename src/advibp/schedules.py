@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 RampShape = Literal["linear", "smooth"]
-PhaseName = Literal["natural", "adversarial", "ramp", "full"]
+PhaseName = Literal["natural", "adversarial", "ramp", "full", "latent"]
 
 # Where the smoothed ramp passes from its quartic start to its linear rest.
 _JOINT = 0.25
@@ -64,6 +65,55 @@ class Timeline:
                 return ramp((t - self.joint) / self.ramp, self.ramp_shape)
             case _:
                 return 1.0
+
+
+class Position(NamedTuple):
+    """Where a run is: its stage (0: Algorithm 2, from 1 on: layer-wise), the epochs that are over, counted through all
+    stages, the steps of the epoch that has begun, and the epochs since the stage began."""
+
+    stage: int
+    epoch: int
+    into: int
+    t: float
+
+
+@dataclass(frozen=True)
+class Course:
+    """A run in steps. Every stage begins a new epoch, also when the one before it ended within one."""
+
+    main: int
+    each: int  # of each layer-wise stage
+    stages: int
+    per_epoch: int
+
+    @property
+    def total(self) -> int:
+        return self.main + self.stages * self.each
+
+    @property
+    def epochs(self) -> int:
+        return self._epochs(self.main) + self.stages * self._epochs(self.each)
+
+    def _epochs(self, steps: int) -> int:
+        return math.ceil(steps / self.per_epoch)
+
+    def at(self, steps: int) -> Position:
+        """After that many steps; at the end of a stage the next has begun, but for the last."""
+        if steps < self.main or self.stages == 0:
+            stage, since, before = 0, steps, 0
+        else:
+            stage = min((steps - self.main) // self.each, self.stages - 1) + 1
+            since = steps - self.main - (stage - 1) * self.each
+            before = self._epochs(self.main) + (stage - 1) * self._epochs(self.each)
+        if steps == self.total:
+            return Position(stage, self.epochs, 0, since / self.per_epoch)
+        return Position(stage, before + since // self.per_epoch, since % self.per_epoch, since / self.per_epoch)
+
+    def epoch_ends(self, steps: int) -> int:
+        """The step at which the epoch that begins or goes on after `steps` ends."""
+        now = self.at(steps)
+        stage_ends = self.main + now.stage * self.each
+        return min(steps - now.into + self.per_epoch, stage_ends)
 
 
 def c_t(t: float, *, c_max: float, ramp_epochs: float, extra: float, decay: float) -> float:

@@ -1,4 +1,4 @@
-"""Algorithm 2: natural and adversarial warm-up, then joint training while eps ramps up.
+"""Algorithm 2: natural and adversarial warm-up, joint training while eps ramps up, then layer-wise stages.
 
 Randomness is a pure function of the seed and the step, so a run that is resumed has nothing to restore but weights,
 optimiser and moments, and its data order and attacks are those of an uninterrupted run, to the bit.
@@ -7,35 +7,28 @@ optimiser and moments, and its data order and attacks are those of an uninterrup
 from __future__ import annotations
 
 import math
-import time
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from advibp import attacks, objectives, schedules
+from advibp import attacks, batchnorm, diagnosis, objectives, schedules
+from advibp.attacks import Range
+from advibp.bounds import Box
+from advibp.bounds.cut import Cut, cuts
 from advibp.data import Data
 from advibp.errors import UserError
+from advibp.feed import Feed
+from advibp.means import Step
 from advibp.methods import METHODS
 from advibp.objectives import Objective
+from advibp.randomness import mix
 from advibp.recipe import Recipe
 from advibp.verify import ibp
-from advibp.weighting import FlatGradients, Weights, combine
-
-
-class Step(NamedTuple):
-    """What one step saw. Losses stay tensors: they are read once an epoch, not once a step."""
-
-    phase: schedules.PhaseName
-    eps: float
-    lower: Tensor | None
-    upper: Tensor | None
-    fosc: Tensor | None
-    weights: Weights | None
+from advibp.weighting import FlatGradients, combine
 
 
 @dataclass
@@ -54,35 +47,123 @@ class Training:
         if recipe.threads:
             torch.set_num_threads(recipe.threads)
         self.net.to(self.device)
-        self.mode = self.net.training  # a network given in evaluation mode is trained in it: BatchNorm stays frozen
+        # Every layer is trained in the mode it comes in: one that is given in evaluation mode stays frozen in it.
+        self.modes = [(module, module.training) for module in self.net.modules()]
         self.method = METHODS[recipe.method]
         self.timeline = recipe.timeline()
-        self.params = [p for p in self.net.parameters() if p.requires_grad]
-        if not self.params:
-            raise UserError("The network has no trainable parameter; set requires_grad on the ones to be trained.")
-        self.gradients = FlatGradients.zeros(self.params)
-        self.optimizer = torch.optim.Adam(self.params, lr=recipe.lr, fused=True)
-        self.weighting = self.method.weighting(recipe.beta1, recipe.beta2)
-        self.x, self.y = self.data.train.x.to(self.device), self.data.train.y.to(self.device)
-        self.batch_size = min(recipe.batch_size, len(self.x))
-        # The remainder of an epoch is left out: the data order differs in each, so every image has its turn.
-        self.steps_per_epoch = len(self.x) // self.batch_size
-        self.total_steps = max(1, round(recipe.epochs * self.steps_per_epoch))
+        self.feed = Feed(self.data, recipe, self.device)
+        self.batch_size, self.steps_per_epoch = self.feed.batch_size, self.feed.steps_per_epoch
+        self.begin_stage(0)
+        self.course = schedules.Course(
+            main=max(1, round(recipe.epochs * self.steps_per_epoch)),
+            each=max(1, round(recipe.stage_epochs * self.steps_per_epoch)),
+            stages=self._count_stages(),
+            per_epoch=self.steps_per_epoch,
+        )
+
+    # ------------------------------------------------------------------------------------------ position
 
     @property
     def epoch(self) -> int:
-        """Epochs finished, counting the last one even if the recipe ends within it."""
-        return math.ceil(self.steps / self.steps_per_epoch)
+        """Epochs that are over, counting one that a stage ends within."""
+        return self.course.at(self.steps).epoch
 
     @property
     def finished(self) -> bool:
-        return self.steps >= self.total_steps
+        return self.steps >= self.course.total
+
+    def work_left(self) -> float:
+        """Forward-equivalents of all steps to come, for the time that is left."""
+        per_epoch, now = self.steps_per_epoch, self.course.at(self.steps)
+        begin, work = now.t if now.stage == 0 else math.inf, 0.0
+        ends = (self.timeline.natural, self.timeline.joint, self.recipe.epochs)
+        for end, cost in zip(ends, (3, 5, self.joint_cost), strict=True):
+            work += max(0.0, end - begin) * per_epoch * cost
+            begin = max(begin, end)
+        latent = min(self.course.total - self.steps, self.course.stages * self.course.each)
+        return work + latent * self.joint_cost
+
+    @property
+    def joint_cost(self) -> int:
+        """Forward-equivalents of a joint step; a backward pass counts two, one to the input alone counts one."""
+        below: dict[Objective | None, int] = {objectives.regular: 3, objectives.adversarial: 5}
+        return below.get(self.method.lower, 0) + (6 if self.method.upper else 0)
+
+    # ------------------------------------------------------------------------------------------ stages
+
+    def begin_stage(self, stage: int) -> None:
+        """Stage 0 trains everything, stage k what follows its cut; each has a new optimiser and new moments."""
+        self.stage, self._cuts = stage, dict[int, Cut]()
+        frozen: set[int] = set()
+        if stage:
+            x = self.feed.example(self.batch_size)[0]
+            frozen = {id(p) for p in self._cut(x).frozen}
+        self.params = [p for p in self.net.parameters() if p.requires_grad and id(p) not in frozen]
+        if not self.params:
+            raise UserError("The network has no trainable parameter; set requires_grad on the ones to be trained.")
+        self.gradients = FlatGradients.zeros(self.params)
+        self.optimizer = torch.optim.Adam(self.params, lr=self.recipe.lr, fused=True)
+        self.weighting = self.method.weighting(self.recipe.beta1, self.recipe.beta2)
+        self.training_batchnorm = batchnorm.in_training(m for m, training in self.modes if training)
+
+    def go_on(self) -> bool:
+        """Begin the stage in which `steps` lies; True if it had begun before, and its optimiser is to be restored."""
+        now = self.course.at(self.steps)
+        begun = now.stage == 0 or self.steps > self.course.main + (now.stage - 1) * self.course.each
+        if begun and now.stage:
+            self.begin_stage(now.stage)
+        return begun
+
+    def _count_stages(self) -> int:
+        asked = self.recipe.stages
+        if asked == 0:
+            return 0
+        if not (self.method.lower and self.method.upper):
+            raise UserError(f"Layer-wise stages need two objectives, and {self.recipe.method} has one; use advibp.")
+        found, refused = self._find_cuts(self.feed.example(2)[0])
+        if asked == "all" and found:
+            return len(found)
+        if asked == "all" or int(asked) > len(found):
+            why = f" {refused[0]}" if refused else ""
+            raise UserError(
+                f"stages is {asked}, but the network can be cut at {len(found)} of its layers; ask for at most that."
+                f"{why}"
+            )
+        return int(asked)
+
+    def _cut(self, x: Tensor) -> Cut:
+        """The network cut for this stage; a recorded one serves batches of one size."""
+        if len(x) not in self._cuts:
+            self._cuts[len(x)] = self._find_cuts(x)[0][self.stage - 1]
+        return self._cuts[len(x)]
+
+    def _find_cuts(self, x: Tensor) -> tuple[list[Cut], list[str]]:
+        with self._traceless():
+            return cuts(self.net, x)
+
+    @contextmanager
+    def _traceless(self) -> Iterator[None]:
+        """What runs here changes no running statistics, and layers are in the modes they are trained in."""
+        buffers = [(buffer, buffer.clone()) for buffer in self.net.buffers()]
+        self.resume_modes()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    buffer.copy_(value)
+
+    def resume_modes(self) -> None:
+        for module, training in self.modes:
+            module.training = training
+
+    # ------------------------------------------------------------------------------------------ one step
 
     def check(self) -> None:
         """Find a network that can't be bounded, or data that do not fit it, before an epoch is spent."""
-        x, y = self.x[:2], self.y[:2]
+        x, y = self.feed.example(2)
         with torch.no_grad():
-            self.net.eval()  # looking must not touch BatchNorm's statistics
+            self.net.eval()
             try:
                 logits = self.net(x)
             except Exception as error:  # a network of one's own may raise anything
@@ -97,9 +178,11 @@ class Training:
                 raise UserError("There are no validation images; hold some out: data.load(..., validation=1000).")
             try:
                 ibp.errors(self.net, x, y, self.recipe.eps)  # what every epoch ends with, whatever the method
-                self.net.train(self.mode)
-                if self.method.upper:
-                    self.method.upper(self.net, x, y, self.recipe.eps)
+                with self._traceless(), batchnorm.step(self.net, self.training_batchnorm) as statistics:
+                    if self.method.upper:
+                        if statistics:
+                            statistics.capture(self.net, x)
+                        self.method.upper(self.net, x, y, self.recipe.eps)
             except UserError:
                 raise
             except Exception as error:
@@ -107,50 +190,77 @@ class Training:
 
     def run_epoch(self) -> Iterator[Step]:
         """The steps that are left of the current epoch."""
-        order = self._order(self.steps // self.steps_per_epoch)
-        self.net.train(self.mode)
-        for k in range(self.steps % self.steps_per_epoch, self.steps_per_epoch):
-            if self.finished:
-                return
-            rows = order[k * self.batch_size : (k + 1) * self.batch_size]
-            yield self.step(self.x[rows], self.y[rows])
+        if self.finished:
+            return
+        now, end = self.course.at(self.steps), self.course.epoch_ends(self.steps)
+        if now.stage != self.stage:
+            self.begin_stage(now.stage)
+        self.resume_modes()
+        for x, y in self.feed.batches(now.epoch, now.into, now.into + end - self.steps):
+            yield self.step(x, y)
 
     def step(self, x: Tensor, y: Tensor) -> Step:
         """One step of Algorithm 2 on a batch: losses -> gradients -> weights -> one gradient -> optimiser."""
-        torch.manual_seed(_mix(self.recipe.seed, 1, self.steps))
-        t = self.steps / self.steps_per_epoch
-        phase, eps = self.timeline.phase(t), self.recipe.eps * self.timeline.eps_share(t)
+        torch.manual_seed(mix(self.recipe.seed, 1, self.steps))
+        t = self.course.at(self.steps).t
+        phase, eps = self._phase(t)
         lower, upper = self._objectives(phase)
-        c_t = self._c_t(t, x, y) if lower and upper else 0.0
+        c_t = self._c_t(t, x, y) if lower and upper and not self.stage else 0.0
 
         rows = self.gradients.rows
         loss_lower = loss_upper = fosc = weights = None
-        if lower:
-            loss_lower, fosc = self._below(lower, x, y, eps)
-            final = rows[0]
-        if upper:
-            loss_upper = self._above(upper, x, y, eps)
-            final = rows[1]
+        with batchnorm.step(self.net, self.training_batchnorm) as statistics:
+            inputs = self._inputs(x, eps)
+            if statistics and upper and (not lower or self.recipe.batchnorm == "clean"):
+                statistics.capture(inputs.net, self._clean(x))
+            if lower:
+                loss_lower, fosc = self._below(lower, inputs, y)
+                final = rows[0]
+            if upper:
+                loss_upper = self._above(upper, inputs, y)
+                final = rows[1]
         if loss_lower is not None and loss_upper is not None:
             weights = self.weighting.weights(0.0 if fosc is None else fosc, c_t)
             final = combine(weights, rows, loss_upper)
             self.weighting.update(rows)
-        self._descend(final, t)
+        taken = Step(phase, eps, loss_lower, loss_upper, fosc, weights, self.stage)
+        self._descend(final, t, taken, x)
         self.steps += 1
-        return Step(phase, eps, loss_lower, loss_upper, fosc, weights)
+        return taken
 
-    def _below(self, objective: Objective, x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor | None]:
+    def _phase(self, t: float) -> tuple[schedules.PhaseName, float]:
+        if self.stage:
+            return "latent", self.recipe.eps
+        return self.timeline.phase(t), self.recipe.eps * self.timeline.eps_share(t)
+
+    def _inputs(self, x: Tensor, eps: float) -> _Inputs:
+        """What is trained, and the set it is trained on: images, or in a stage the latent box they become."""
+        if not self.stage:
+            return _Inputs(self.net, x, eps, objectives.PIXELS)
+        cut = self._cut(x)
+        with torch.no_grad(), batchnorm.Population():
+            latent = cut.before(Box.ball(x, eps))
+        return _Inputs(cut.after, latent.center, latent.radius, None)
+
+    def _clean(self, x: Tensor) -> Tensor:
+        if not self.stage:
+            return x
+        with torch.no_grad(), batchnorm.Population():
+            latent: Tensor = self._cut(x).before(x)
+            return latent
+
+    def _below(self, objective: Objective, inputs: _Inputs, y: Tensor) -> tuple[Tensor, Tensor | None]:
         """The lower loss, its gradient into row 0, and FOSC where there was an attack."""
-        loss, point = objective(self.net, x, y, eps)
+        loss, point = objective(inputs.net, inputs.x, y, inputs.eps, inputs.within)
         if point is None:
             self.gradients.take(0, loss)
             return loss.detach(), None
         (at_point,) = self.gradients.take(0, loss, (point,))
-        return loss.detach(), self._fosc(x, eps, point, at_point)
+        return loss.detach(), inputs.fosc(point, at_point)
 
-    def _above(self, objective: Objective, x: Tensor, y: Tensor, eps: float) -> Tensor:
+    def _above(self, objective: Objective, inputs: _Inputs, y: Tensor) -> Tensor:
         """The upper loss, its gradient into row 1."""
-        loss = objective(self.net, x, y, eps).loss
+        loss = objective(inputs.net, inputs.x, y, inputs.eps, inputs.within).loss
         self.gradients.take(1, loss)
         return loss.detach()
 
@@ -178,56 +288,62 @@ class Training:
 
     def _measure_fosc(self, x: Tensor, y: Tensor) -> float:
         """c_max = auto: FOSC of the warmed-up network at full eps, as the paper's appendix says."""
-        loss, point = objectives.adversarial(self.net, x, y, self.recipe.eps)
-        assert point is not None
-        (gradient,) = torch.autograd.grad(loss, point)
-        return float(self._fosc(x, self.recipe.eps, point, gradient))
+        inputs = _Inputs(self.net, x, self.recipe.eps, objectives.PIXELS)
+        with self._traceless():
+            loss, point = objectives.adversarial(self.net, x, y, self.recipe.eps)
+            assert point is not None
+            (gradient,) = torch.autograd.grad(loss, point)
+        return float(inputs.fosc(point, gradient))
 
-    @staticmethod
-    def _fosc(x: Tensor, eps: float, point: Tensor, gradient: Tensor) -> Tensor:
-        """Mean FOSC of the batch, each sample in the scale of its own loss."""
-        return attacks.fosc(point.detach(), gradient, *attacks.feasible(x, eps)).mean() * len(x)
-
-    def _descend(self, gradient: Tensor, t: float) -> None:
+    def _descend(self, gradient: Tensor, t: float, step: Step, x: Tensor) -> None:
         recipe = self.recipe
         if recipe.l1:
             signs = torch.cat([(p.sign() if p.dim() > 1 else torch.zeros_like(p)).reshape(-1) for p in self.params])
             gradient = gradient.add(signs.detach(), alpha=recipe.l1)
-        if recipe.clip:
-            norm = torch.linalg.vector_norm(gradient)
-            gradient = gradient.mul(torch.clamp(recipe.clip / (norm + 1e-12), max=1.0))
+        norm = self._sound(torch.linalg.vector_norm(gradient), step, x)
+        if recipe.clip and norm > recipe.clip:
+            gradient = gradient.mul(recipe.clip / norm)
         self.gradients.assign(gradient)
         for group in self.optimizer.param_groups:
             group["lr"] = self._learning_rate(t)
         self.optimizer.step()
 
+    def _sound(self, norm: Tensor, step: Step, x: Tensor) -> float:
+        """The gradient's norm. A step that is no usable number is not taken: the weights stay as good as they were."""
+        losses = {"L_adv": step.lower, "L_IBP": step.upper}
+        measured = {name: loss for name, loss in losses.items() if loss is not None}
+        length, *found = torch.stack([norm, *measured.values()]).tolist()
+        named = zip(measured, found, strict=True)
+        bad = [f"{name} is {value:.3g}" for name, value in named if not value <= self.recipe.max_loss]
+        if bad or not math.isfinite(length):
+            self._diverged(" and ".join(bad) or "the gradient is not finite", diagnosis.explain(self.net, x, step.eps))
+        return float(length)
+
+    def check_weights(self) -> None:
+        """Before they are kept: weights and running statistics are finite."""
+        tensors = [t for t in self.net.state_dict().values() if t.is_floating_point()]
+        if not all(bool(t.isfinite().all()) for t in tensors):
+            self._diverged("a weight is not finite", "its losses were until then")
+
+    def _diverged(self, what: str, where: str) -> NoReturn:
+        now = self.course.at(self.steps)
+        phase, eps = self._phase(now.t)
+        raise diagnosis.Diverged(
+            f"Training diverged in epoch {now.epoch + 1}, step {now.into + 1} (phase {phase}, eps {eps:.4g}): {what}, "
+            f"and {where}; train again with a smaller lr, a longer ramp or a smaller eps."
+        )
+
     def _learning_rate(self, t: float) -> float:
         recipe, line = self.recipe, self.timeline
         if recipe.lr_shape == "linear":
+            if self.stage:
+                return schedules.linear_decay(t, lr=recipe.stage_lr, start=0.0, end=recipe.stage_epochs)
             return schedules.linear_decay(t, lr=recipe.lr, start=line.joint + line.ramp, end=recipe.epochs)
+        if self.stage:
+            milestones = [recipe.in_epochs(m, recipe.stage_epochs) for m in recipe.stage_lr_milestones]
+            return schedules.learning_rate(t, lr=recipe.stage_lr, milestones=milestones, factor=recipe.lr_factor)
         milestones = [recipe.in_epochs(m) for m in recipe.lr_milestones]
         return schedules.learning_rate(t, lr=recipe.lr, milestones=milestones, factor=recipe.lr_factor)
-
-    def _order(self, epoch: int) -> Tensor:
-        generator = torch.Generator().manual_seed(_mix(self.recipe.seed, 2, epoch))
-        return torch.randperm(len(self.x), generator=generator).to(self.device)
-
-    def work_left(self) -> float:
-        """Forward-equivalents of all steps to come, for the time that is left."""
-        t0, per_epoch = self.steps / self.steps_per_epoch, self.steps_per_epoch
-        ends = (self.timeline.natural, self.timeline.joint, self.recipe.epochs)
-        costs = (3, 5, self.joint_cost)
-        begin, work = t0, 0.0
-        for end, cost in zip(ends, costs, strict=True):
-            work += max(0.0, end - begin) * per_epoch * cost
-            begin = max(begin, end)
-        return work
-
-    @property
-    def joint_cost(self) -> int:
-        """Forward-equivalents of a joint step; a backward pass counts two, one to the input alone counts one."""
-        below: dict[Objective | None, int] = {objectives.regular: 3, objectives.adversarial: 5}
-        return below.get(self.method.lower, 0) + (6 if self.method.upper else 0)
 
     def validation_errors(self) -> tuple[float, float]:
         """Standard and IBP-verified error at eps_train on the held-out part of the training set."""
@@ -236,52 +352,19 @@ class Training:
         return ibp.errors(self.net, held_out.x.to(self.device), held_out.y.to(self.device), self.recipe.eps)
 
 
-class EpochMeans:
-    """Means over the steps of an epoch, for metrics.jsonl and the display."""
+@dataclass(frozen=True)
+class _Inputs:
+    """A network, or the rest of one, and the set of its inputs: all within eps of x, and within `within`."""
 
-    def __init__(self) -> None:
-        self.steps: list[Step] = []
-        self.started = time.perf_counter()
+    net: Any
+    x: Tensor
+    eps: float | Tensor
+    within: Range
 
-    def add(self, step: Step) -> None:
-        self.steps.append(step)
-
-    def means(self) -> dict[str, Any]:
-        weights = [s.weights for s in self.steps if s.weights is not None]
-        branches = Counter(w.branch for w in weights)
-        found = {
-            "phase": self.steps[-1].phase,
-            "eps": self.steps[-1].eps,
-            "loss_adv": _mean(s.lower for s in self.steps),
-            "loss_ibp": _mean(s.upper for s in self.steps),
-            "fosc": _mean(s.fosc for s in self.steps),
-            "kappa_adv": _mean(w.adv for w in weights),
-            "kappa_ibp": _mean(w.ibp for w in weights),
-            "kappa_reg": _mean(w.reg for w in weights),
-            "angle": _mean(w.angle for w in weights if not math.isnan(w.angle)),
-            **{
-                f"branch_{b}": branches[b] / len(weights)
-                for b in ("agree", "adv", "ibp")
-                if "fixed" not in branches and weights
-            },
-            "steps": len(self.steps),
-            "seconds": time.perf_counter() - self.started,
-        }
-        return {k: v for k, v in found.items() if v is not None}
-
-
-def _mean(values: Iterable[Tensor | float | None]) -> float | None:
-    """Mean of what was measured; None where a phase has no such number."""
-    measured = [torch.as_tensor(v, dtype=torch.float64) for v in values if v is not None]
-    return float(torch.stack(measured).mean()) if measured else None
-
-
-def _mix(seed: int, stream: int, count: int) -> int:
-    """One 63-bit seed from three numbers (splitmix64), so that neighbouring steps share nothing."""
-    z = (seed * 0x9E3779B97F4A7C15 + stream * 0xD1B54A32D192ED03 + count * 0x8CB92BA72F3D8DD7) & (2**64 - 1)
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
-    return (z ^ (z >> 31)) & (2**63 - 1)
+    def fosc(self, point: Tensor, gradient: Tensor) -> Tensor:
+        """Mean FOSC of the batch, each sample in the scale of its own loss."""
+        ends = attacks.feasible(self.x, self.eps, self.within)
+        return attacks.fosc(point.detach(), gradient, *ends).mean() * len(self.x)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -296,14 +379,3 @@ def resolve_device(name: str) -> torch.device:
             f"Device '{name}' can't be used here ({str(error).splitlines()[0]}); try --device auto."
         ) from None
     return device
-
-
-@contextmanager
-def untouched_global_state() -> Iterator[None]:
-    """Training seeds torch's global generator and sets the thread count; the caller gets both back."""
-    threads = torch.get_num_threads()
-    with torch.random.fork_rng():
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)

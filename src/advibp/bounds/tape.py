@@ -16,6 +16,7 @@ import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from types import MethodDescriptorType, MethodWrapperType, WrapperDescriptorType
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -162,6 +163,13 @@ class Tape:
 
     def replay(self, value: Any, start: int = 0, stop: int | None = None) -> Any:
         """The value of node `stop` (default: the output) when that of node `start` is `value`."""
+        result = value
+        for _, result in self.trace(value, start, stop):  # noqa: B007
+            pass
+        return result
+
+    def trace(self, value: Any, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, Any]]:
+        """The same, node by node: each that runs, and its value; last comes `stop`."""
         stop = self.output if stop is None else stop
         plan = self._plan(start, stop)
         written = any(self.nodes[index].in_place and start in self.nodes[index].refs for index, _ in plan)
@@ -169,11 +177,10 @@ class Tape:
         for index, over in plan:
             node = self.nodes[index]
             assert node.func is not None
-            args, kwargs = _map(node.args, values), _map(node.kwargs, values)
-            values[index] = _call(node.func, args, kwargs)
+            values[index] = _call(node.func, _map(node.args, values), _map(node.kwargs, values))
+            yield index, values[index]
             for done in over:  # what nobody asks for again need not stay in memory
                 del values[done]
-        return values[stop]
 
     def _plan(self, start: int, stop: int) -> list[tuple[int, list[int]]]:
         """The nodes to run, each with those whose last use it is."""
@@ -236,10 +243,12 @@ class Tape:
 
 
 def _call(func: Func, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """func(*args, **kwargs). A method of Tensor would not accept a set, so sets are asked by way of their gate."""
-    sets = (leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, Value))
-    first = next(sets, None) if func is not operator.getitem else None
-    return func(*args, **kwargs) if first is None else first.apply(func, args, kwargs)
+    """func(*args, **kwargs). Methods that torch wrote in C accept tensors alone, so a set is asked by its gate."""
+    if isinstance(func, (MethodDescriptorType, WrapperDescriptorType, MethodWrapperType)):
+        for leaf in _leaves((args, kwargs)):
+            if isinstance(leaf, Value):
+                return leaf.apply(func, args, kwargs)
+    return func(*args, **kwargs)
 
 
 def _map(tree: Any, change: Callable[[Any], Any] | dict[int, Any]) -> Any:
