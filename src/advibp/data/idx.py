@@ -19,6 +19,10 @@ from advibp.errors import UserError
 STEMS = dict(zip(PARTS, ("train-images", "train-labels", "t10k-images", "t10k-labels"), strict=True))
 
 
+def recognise(folder: Traversable) -> bool:
+    return any(path.name.startswith(tuple(STEMS.values())) and "-ubyte" in path.name for path in folder.iterdir())
+
+
 def read_folder(folder: Traversable) -> dict[str, Array]:
     return {part: _read(find(folder, part), 3 if part[0] == "x" else 1) for part in PARTS}
 
