@@ -33,6 +33,8 @@ from advibp.verify import Attack, Certificate, certify, largest_proved_eps
 from advibp.verify.cascade import chance, check_eps
 from advibp.version import __version__
 
+Test = datasets.Split | datasets.Lazy
+
 OUT = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
@@ -76,12 +78,12 @@ def run_train(args: argparse.Namespace) -> None:
     out = Path(args.out or f"runs/{Path(recipe.data).stem}-{Path(recipe.net).stem}-{recipe.method}-eps{recipe.eps:g}")
     if RunFolder(out).exists and not args.resume:
         raise UserError(f"{out} holds a run already; add --resume to continue it, or choose another --out.")
-    data = datasets.load(recipe.data, validation=recipe.validation, limit=recipe.limit)
+    data = _data(recipe, recipe.data, recipe.limit)
     net = first_net(recipe, data)
     OUT.print(
         f"[bold]{recipe.method}[/] on {escape(data.name)} ({len(data.train):,} images), {escape(recipe.net)} "
         f"({sum(p.numel() for p in net.parameters()):,} parameters), eps {recipe.eps:g}, "
-        f"{recipe.epochs:g} epochs -> {escape(str(out))}",
+        f"{recipe.epochs:g} epochs{_and_stages(recipe)} -> {escape(str(out))}",
         soft_wrap=True,
     )
     OUT.print("std.err and verified: errors on the validation images, at eps_train\n", style="dim")
@@ -92,17 +94,21 @@ def run_train(args: argparse.Namespace) -> None:
     OUT.print(told, markup=False, soft_wrap=True)
 
 
+def _and_stages(recipe: Recipe) -> str:
+    return f", then {recipe.stages} layer-wise stages of {recipe.stage_epochs:g}" if recipe.stages else ""
+
+
 def run_certify(args: argparse.Namespace) -> None:
     net, recipe, test = _open(args)
     attack = Attack(steps=args.steps, step=args.step, restarts=args.restarts, loss=args.loss)
     eps = _radii(args.eps, recipe)
+    out = Path(args.run) / ("certify" if args.stage is None else f"certify-stage-{args.stage}")
     with Counting("certifying", OUT) as counting:
         certificate = certify(
-            net, test, eps, by=args.by, attack=attack, out=Path(args.run) / "certify", seed=args.seed,
-            progress=counting.progress,
-        )  # fmt: skip
-    OUT.print(_table(certificate, escape(f"{args.run}: {len(test)} test images, {attack}")))
-    out = Path(args.run) / "certify"
+            net, test, eps, by=args.by, attack=attack, out=out, seed=args.seed, progress=counting.progress
+        )
+    stage = "" if args.stage is None else f", stage {args.stage}"
+    OUT.print(_table(certificate, escape(f"{args.run}{stage}: {len(test)} test images, {attack}")))
     checkpoint.write_atomically(out / "summary.json", json.dumps(_summary(certificate, args, attack), indent=2) + "\n")
     OUT.print(f"records: {out / 'records.jsonl'}", style="dim", markup=False, soft_wrap=True)
 
@@ -115,7 +121,8 @@ def run_attack(args: argparse.Namespace) -> None:
         found, broken, wrong = [], [], 0
         with Counting("attacking", OUT) as counting:
             for start in range(0, len(test), 500):
-                x, y = test.x[start : start + 500].to(args.device), test.y[start : start + 500].to(args.device)
+                x, y = test.batch(torch.arange(start, min(start + 500, len(test))))
+                x, y = x.to(args.device), y.to(args.device)
                 chances = [chance(args.seed, i, eps) for i in range(start, start + len(x))]
                 attacked = attack(net, x, y, eps, chances)
                 with torch.no_grad():
@@ -139,7 +146,7 @@ def run_attack(args: argparse.Namespace) -> None:
 def run_predict(args: argparse.Namespace) -> None:
     net, recipe, facts = open_with_facts(args.run, _own_net(args))
     from_test = any(name.startswith("test:") for name in args.image)
-    test = datasets.load(recipe.data, validation=recipe.validation).test if from_test else None
+    test = _data(recipe, recipe.data, None, args.data_root).test if from_test else None
     for name in args.image:
         x, label = _image(name, test, tuple(facts["input_shape"]))
         with torch.no_grad():
@@ -192,10 +199,10 @@ def run_recipes(args: argparse.Namespace) -> None:
 # ---------------------------------------------------------------------------------------------- what they share
 
 
-def _open(args: argparse.Namespace) -> tuple[nn.Module, Recipe, datasets.Split]:
+def _open(args: argparse.Namespace) -> tuple[nn.Module, Recipe, Test]:
     """Network, recipe and test images of a run's folder."""
-    net, recipe, facts = open_with_facts(args.run, _own_net(args))
-    data = datasets.load(args.data or recipe.data, validation=recipe.validation)
+    net, recipe, facts = open_with_facts(args.run, _own_net(args), args.stage)
+    data = _data(recipe, args.data or recipe.data, None, args.data_root)
     if list(data.input_shape) != facts["input_shape"] or data.classes > facts["classes"]:
         raise UserError(
             f"{args.data or recipe.data} has {data.classes} classes and images of shape {list(data.input_shape)}, but "
@@ -208,6 +215,11 @@ def _open(args: argparse.Namespace) -> tuple[nn.Module, Recipe, datasets.Split]:
     return net.to(args.device), recipe, test
 
 
+def _data(recipe: Recipe, source: str, limit: int | None, root: str | None = None) -> datasets.Data:
+    root = root or recipe.data_root
+    return datasets.load(source, validation=recipe.validation, limit=limit, root=root, size=recipe.size)
+
+
 def _own_net(args: argparse.Namespace) -> nn.Module | None:
     return nets.from_file(args.net) if args.net else None
 
@@ -216,12 +228,13 @@ def _radii(given: list[float] | None, recipe: Recipe) -> list[float]:
     return [check_eps(eps) for eps in given or [recipe.eps]]
 
 
-def _image(name: str, test: datasets.Split | None, shape: tuple[int, ...]) -> tuple[torch.Tensor, int | None]:
+def _image(name: str, test: Test | None, shape: tuple[int, ...]) -> tuple[torch.Tensor, int | None]:
     if test is None or not name.startswith("test:"):
         return images.read(name, shape), None  # type: ignore[arg-type]
     if not name[5:].isdecimal() or int(name[5:]) >= len(test):
         raise UserError(f"'{name}' names no test image; give test:0 to test:{len(test) - 1}, or an image file.")
-    return test.x[int(name[5:])], int(test.y[int(name[5:])])
+    x, y = test.batch(torch.tensor([int(name[5:])]))
+    return x[0], int(y)
 
 
 def _table(certificate: Certificate, title: str) -> Table:
@@ -263,6 +276,10 @@ def _count(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is given, but it must be {wanted}") from None
 
 
+def _stage(text: str) -> int:
+    return _count(str(int(text) + 1)) - 1 if text.isdecimal() else _count(text)
+
+
 def _shape(text: str) -> tuple[int, ...]:
     parts = text.split("x")
     if len(parts) != 3 or not all(p.isdecimal() and int(p) > 0 for p in parts):
@@ -302,6 +319,7 @@ def parser() -> argparse.ArgumentParser:
     predict.add_argument("run", help="folder of a finished run")
     predict.add_argument("image", nargs="+", help="PNG or JPEG of the right size, or test:17 for test image 17")
     predict.add_argument("--net", help="file.py:function, for a network of one's own")
+    predict.add_argument("--data-root", metavar="DIR", help="where data sets are looked for and kept")
     predict.set_defaults(command=run_predict)
 
     structures = commands.add_parser("nets", help="network structures with shapes and parameter counts")
@@ -367,6 +385,8 @@ def _run_options(run_parser: argparse.ArgumentParser, command: Any) -> None:
     if command is run_certify:
         run_parser.add_argument("--by", nargs="+", default=["ibp"], help="verifiers")
     run_parser.add_argument("--data", help="other data than the run's")
+    run_parser.add_argument("--data-root", metavar="DIR", help="where data sets are looked for and kept")
+    run_parser.add_argument("--stage", type=_stage, help="the network as it was after this layer-wise stage; 0: before")
     run_parser.add_argument("--net", help="file.py:function, for a network of one's own")
     run_parser.add_argument("--limit", type=_count, help="the first N test images only")
     run_parser.add_argument("--steps", type=_count, default=200, help="PGD steps")

@@ -25,6 +25,7 @@ from advibp.randomness import untouched_global_state
 from advibp.recipe import Recipe
 from advibp.stopping import Stopped, StopRequest
 from advibp.training import Training
+from advibp.weights import load_weights
 
 SAVE_EVERY = 300.0  # seconds within a long epoch
 
@@ -213,34 +214,37 @@ def _stages(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def first_net(recipe: Recipe, data: Data) -> nn.Module:
-    """The untrained network of a recipe."""
+    """The network of a recipe as it is before training: with its first weights, or with those the recipe names."""
     if nets.is_own(recipe.net):
         net = nets.from_file(recipe.net)
         if any(isinstance(p, UninitializedParameter) for p in net.parameters()):
             _learn_shapes(net, data)
-        return net
-    return _build(recipe, data.input_shape, data.classes, data.mean, data.std)
+    else:
+        net = _build(recipe, data.input_shape, data.classes, data)
+    if recipe.weights:
+        load_weights(net, recipe.weights)
+    return net
 
 
 def _learn_shapes(net: nn.Module, data: Data) -> None:
     """Lazy layers get their parameters from a first image."""
     try:
-        net(data.train.x[:1])
+        net(data.validation.x[:1])
     except Exception as error:  # a network of one's own may raise anything
         raise UserError(f"The network can't take images of shape {data.input_shape}: {error}") from error
 
 
-def _build(
-    recipe: Recipe, shape: Sequence[int], classes: int, mean: Sequence[float], std: Sequence[float]
-) -> nn.Sequential:
-    first = (mean, std) if recipe.normalise else (None, None)
+def _build(recipe: Recipe, shape: Sequence[int], classes: int, data: Data | None = None) -> nn.Module:
+    # Mean and std are buffers: for a trained network their values come with its weights.
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+    if recipe.normalise:
+        mean, std = (data.mean, data.std) if data else ([0.0] * shape[0], [1.0] * shape[0])
     init: nets.Init = "ibp" if recipe.init == "ibp" else "default"
-    return nets.build(recipe.net, shape, classes, mean=first[0], std=first[1], init=init, seed=recipe.seed)
+    return nets.build(recipe.net, shape, classes, mean=mean, std=std, init=init, seed=recipe.seed)
 
 
-def open_run(
-    path: str | Path, net: nn.Module | None = None, stage: int | None = None
-) -> tuple[nn.Module, Recipe]:
+def open_run(path: str | Path, net: nn.Module | None = None, stage: int | None = None) -> tuple[nn.Module, Recipe]:
     """The trained network of a run's folder, or as it was after a layer-wise stage, and its recipe.
 
     A network of one's own is passed as `net`.
@@ -260,8 +264,6 @@ def open_with_facts(
             f"{path} holds a network of one's own ({recipe.net}); pass it as `net`, or as --net file.py:function."
         )
     if net is None:
-        channels = facts["input_shape"][0]
-        # Mean and std are buffers: their values come with the weights.
-        net = _build(recipe, facts["input_shape"], facts["classes"], [0.0] * channels, [1.0] * channels)
+        net = _build(recipe, facts["input_shape"], facts["classes"])
     checkpoint.load_weights(net, tensors, folder.model)
     return net.eval(), recipe, facts

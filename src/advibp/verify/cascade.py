@@ -16,8 +16,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from advibp import attacks, checkpoint
+from advibp.data import Lazy, Split
 from advibp.errors import UserError
 from advibp.progress import Counting
 from advibp.verify import ibp
@@ -29,12 +31,10 @@ Progress = Callable[[float, int, int], None]  # eps, images done, images in all
 
 
 class Images(Protocol):
-    """x (N, C, H, W) in [0, 1] and y (N,)."""
+    """Images that need not be in memory: batch(rows) gives x (B, C, H, W) in [0, 1] and y (B,)."""
 
-    @property
-    def x(self) -> Tensor: ...
-    @property
-    def y(self) -> Tensor: ...
+    def __len__(self) -> int: ...
+    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class Attack:
 
 def certify(
     net: nn.Module,
-    images: Images | tuple[Tensor, Tensor],
+    images: Images | tuple[Tensor, Tensor] | Dataset[Any],
     eps: float | Sequence[float],
     *,
     by: Sequence[str] = PROVERS,
@@ -88,27 +88,44 @@ def certify(
 ) -> Certificate:
     """A verdict for every image and eps. With `out` the records are kept there, and a second call continues them.
 
-    A record is only continued for the same function and the same image; it carries fingerprints of both.
+    `images` are a `Split`, a pair of tensors, or a torch Dataset, which is read batch by batch. A record is only
+    continued for the same function and the same image; it carries fingerprints of both.
     """
-    x, y = images if isinstance(images, tuple) else (images.x, images.y)
+    images = _readable(images)
     radii = list(dict.fromkeys(check_eps(e) for e in (eps if isinstance(eps, Iterable) else [eps])))
     folder = Path(out) if out is not None else None
     found: list[Record] = []
+    prints: dict[int, str] = {}
     with full_precision(), _evaluating(net), Counting("certifying") as counting:
-        cascade = Cascade(net, by, attack or Attack(), folder, seed, _check(net, x, y, by))
+        cascade = Cascade(net, by, attack or Attack(), folder, seed, _check(net, images, by))
         file = RecordFile.open(folder / "records.jsonl") if folder else None
-        prints = [checkpoint.fingerprint({"x": image, "y": label}) for image, label in zip(x, y, strict=True)]
-        for radius, start in itertools.product(radii, range(0, len(x), batch_size)):
-            rows = range(start, min(start + batch_size, len(x)))
+        for radius, start in itertools.product(radii, range(0, len(images), batch_size)):
+            rows = range(start, min(start + batch_size, len(images)))
+            x, y = images.batch(torch.arange(rows.start, rows.stop))
+            if start not in prints:
+                one_by_one = zip(rows, x, y, strict=True)
+                prints |= {i: checkpoint.fingerprint({"x": image, "y": label}) for i, image, label in one_by_one}
             known = [(file.records.get((i, radius)), prints[i]) for i in rows] if file else []
             kept = [record for record, image in known if record and cascade.stands(record, image)]
             todo = sorted(set(rows) - {r.index for r in kept})
-            new = cascade.decide(x[todo], y[todo], todo, [prints[i] for i in todo], radius) if todo else []
+            picked = [i - start for i in todo]
+            new = cascade.decide(x[picked], y[picked], todo, [prints[i] for i in todo], radius) if todo else []
             if file:
                 file.add(new)
             found += sorted([*kept, *new], key=lambda r: r.index)
-            (progress or counting.progress)(radius, rows.stop, len(x))
+            (progress or counting.progress)(radius, rows.stop, len(images))
     return Certificate(found)
+
+
+def _readable(images: Images | tuple[Tensor, Tensor] | Dataset[Any]) -> Images:
+    if isinstance(images, tuple):
+        x, y = images
+        if len(x) == 0 or y.shape != x.shape[:1]:
+            raise UserError(
+                f"There are {len(x)} images and labels of shape {tuple(y.shape)}; expected one label an image."
+            )
+        return Split(x, y)
+    return Lazy(images) if isinstance(images, Dataset) else images
 
 
 @contextmanager
@@ -155,6 +172,7 @@ class Cascade:
         with batch.timed(left), torch.no_grad():
             logits = self.net(x)
             finite, right = logits.isfinite().all(1), logits.argmax(1) == y
+            _check_labels(y, logits.shape[1])
             batch.decide(left[~finite], "error", "clean")
             batch.decide(left[finite & ~right], "misclassified", "clean")
         left = left[finite & right]
@@ -240,13 +258,15 @@ def check_eps(eps: float) -> float:
     return radius
 
 
-def _check(net: nn.Module, x: Tensor, y: Tensor, by: Sequence[str]) -> str:
+def _check(net: nn.Module, images: Images, by: Sequence[str]) -> str:
     """Refuse what can't be certified; otherwise the fingerprint of the network."""
     for name in by:
         if name not in PROVERS:
             raise UserError(f"There is no verifier '{name}'; choose from {', '.join(PROVERS)}.")
-    if len(x) == 0 or y.shape != x.shape[:1]:
-        raise UserError(f"There are {len(x)} images and labels of shape {tuple(y.shape)}; expected one label an image.")
+    if len(images) == 0:
+        raise UserError("There are no images; give at least one.")
+    # All that is in memory; what is read later is checked when it is read.
+    x, y = (images.x, images.y) if isinstance(images, Split) else images.batch(torch.arange(1))
     if not bool(((x >= 0) & (x <= 1)).all()):
         raise UserError("The images leave [0, 1] or hold NaN; scale them to [0, 1] and let the network normalise.")
     first = next(net.parameters(), None)
@@ -257,9 +277,13 @@ def _check(net: nn.Module, x: Tensor, y: Tensor, by: Sequence[str]) -> str:
     logits, model = _behaviour(net, x)
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < 2:
         raise UserError("The network does not return logits of shape (images, classes), with at least two classes.")
-    if y.is_floating_point() or bool(((y < 0) | (y >= logits.shape[1])).any()):
-        raise UserError(f"The labels must be whole numbers from 0 to {logits.shape[1] - 1}, one class a logit.")
+    _check_labels(y, logits.shape[1])
     return model
+
+
+def _check_labels(y: Tensor, classes: int) -> None:
+    if y.is_floating_point() or bool(((y < 0) | (y >= classes)).any()):
+        raise UserError(f"The labels must be whole numbers from 0 to {classes - 1}, one class a logit.")
 
 
 @torch.no_grad()
