@@ -68,23 +68,18 @@ def _check_names(own: dict[str, Tensor], given: dict[str, Tensor], path: Path) -
     missing = [name for name in own if name not in given]
     strange = [name for name in given if name not in own]
     shapes = [name for name in own if name in given and own[name].shape != given[name].shape]
-    wrong = []
-    if missing:
-        wrong.append(f"{_first(missing)} of the network missing in it")
-    if strange:
-        wrong.append(f"{_first(strange)} in it unknown to the network")
+    wrong = [
+        f"{len(names)} {what} ({'' if len(names) == 1 else 'first '}'{names[0]}')"
+        for names, what in ((missing, "missing"), (strange, "unknown to it"), (shapes, "of another shape"))
+        if names
+    ]
     if shapes:
-        sizes = f"{tuple(given[shapes[0]].shape)}, not {tuple(own[shapes[0]].shape)}"
-        wrong.append(f"{_first(shapes)} of another shape ({sizes})")
+        wrong[-1] = wrong[-1][:-1] + f", {tuple(given[shapes[0]].shape)} for {tuple(own[shapes[0]].shape)})"
     if wrong:
         raise UserError(
-            f"The weights in {path} do not fit this network: {'; '.join(wrong)}; name the network they belong to."
+            f"The weights in {path} do not fit this network: of its {len(own)} tensors and the file's {len(given)}, "
+            f"{', '.join(wrong)}; name the network they belong to."
         )
-
-
-def _first(names: list[str]) -> str:
-    """How many, and the first of them."""
-    return f"1 tensor ('{names[0]}') is" if len(names) == 1 else f"{len(names)} tensors (first '{names[0]}') are"
 
 
 def _fitted(name: str, own: Tensor, given: Tensor, path: Path) -> Tensor:
