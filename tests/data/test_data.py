@@ -8,53 +8,22 @@ import pickle
 import struct
 import time
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from samples import Array, Trap, arrays, idx, refused, write_folder
 
 from advibp import data
 from advibp.data import idx as idx_files
 from advibp.errors import UserError
 
-Array = npt.NDArray[Any]
 in_fresh_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-def idx(values: Array) -> bytes:
-    return struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape) + values.astype(np.uint8).tobytes()
-
-
-def arrays(train: int = 20, test: int = 6, shape: tuple[int, ...] = (5, 4)) -> dict[str, Array]:
-    stream = np.random.RandomState(0)
-    sizes = {"train": train, "test": test}
-    images = {f"x_{k}": stream.randint(0, 256, (n, *shape)).astype(np.uint8) for k, n in sizes.items()}
-    return images | {f"y_{k}": np.arange(n) % 3 for k, n in sizes.items()}
-
-
-def write_folder(folder: Path, parts: dict[str, Array], dash: str = "-", packed: bool = True) -> None:
-    for part, stem in idx_files.STEMS.items():
-        name = f"{stem}{dash}idx{3 if part[0] == 'x' else 1}-ubyte"
-        if packed:
-            (folder / f"{name}.gz").write_bytes(gzip.compress(idx(parts[part]), 1))
-        else:
-            (folder / name).write_bytes(idx(parts[part]))
-
-
-def refused(read: Callable[[], object], *said: str) -> None:
-    with pytest.raises(UserError) as caught:
-        read()
-    message = str(caught.value)
-    assert "\n" not in message
-    for words in said:
-        assert words in message
 
 
 # What is read is what was written.
@@ -315,11 +284,9 @@ def test_files_that_are_no_npz(tmp_path: Path) -> None:
 
 
 def test_pickle_in_npz_is_never_run(tmp_path: Path) -> None:
-    class Trap:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return Path.touch, (tmp_path / "sprung",)
-
-    np.savez(tmp_path / "trap.npz", **(arrays() | {"y_train": np.array([Trap()] * 20, dtype=object)}))
+    np.savez(
+        tmp_path / "trap.npz", **(arrays() | {"y_train": np.array([Trap(tmp_path / "sprung")] * 20, dtype=object)})
+    )
     refused(lambda: data.load(tmp_path / "trap.npz"), "pickled", "y_train")
     assert not (tmp_path / "sprung").exists()
 

@@ -24,6 +24,7 @@ class Layout:
     label_bytes: int
     classes: int
     pickled: tuple[str, ...]  # the same files in the Python version
+    test_records: int = 10_000
 
 
 TEN = Layout(
@@ -37,7 +38,6 @@ TEN = Layout(
 HUNDRED = Layout(
     train=("train.bin",), test="test.bin", records=50_000, label_bytes=2, classes=100, pickled=("train", "test")
 )
-TEST_RECORDS = 10_000
 
 
 def recognise(folder: Path) -> Layout | None:
@@ -56,7 +56,7 @@ def recognise(folder: Path) -> Layout | None:
 def read(folder: Path, layout: Layout) -> dict[str, Array]:
     parts = [_read_file(folder / name, layout, layout.records) for name in layout.train]
     x_train, y_train = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return dict(zip(PARTS, (x_train, y_train, *_read_file(folder / layout.test, layout, TEST_RECORDS)), strict=True))
+    return dict(zip(PARTS, (x_train, y_train, *_read_file(folder / layout.test, layout, layout.test_records)), strict=True))
 
 
 def _read_file(file: Path, layout: Layout, records: int) -> tuple[Array, Array]:

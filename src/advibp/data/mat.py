@@ -9,6 +9,7 @@ the sizes that whosmat reports do not reveal.
 from __future__ import annotations
 
 import math
+import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -50,9 +51,13 @@ def read(file: Path, expected: Expect) -> dict[str, Array]:
 
 
 def _arrays(stream: IO[bytes], order: str, expected: Expect, file: Path) -> Iterator[tuple[str, Array] | None]:
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(128)
     while tag := stream.read(8):
         kind, length = struct.unpack(f"{order}II", tag)
         start = stream.tell()
+        if start + length > size:
+            raise ValueError("it is truncated")
         if kind in (_MATRIX, _PACKED):
             yield _Element(stream, length, kind == _PACKED, order, file).read(expected)
         stream.seek(start + length)

@@ -77,9 +77,10 @@ def read(file: Path, size: int | None) -> Array:
 
 
 def _is_deep(image: Image.Image) -> bool:
-    """PIL cuts 16 bits down to 8 while it reads colours, so their mode does not tell: their raw mode does."""
-    if image.mode[0] in "IF":
+    """More than 8 bits a channel. PIL cuts colours down to 8 as it reads them, so the mode alone does not tell."""
+    details = [tile[3] for tile in getattr(image, "tile", [])]
+    if image.format == "PNG" and any(str(raw_mode).endswith(";16B") for raw_mode in details):
         return True
-    tiles = getattr(image, "tile", [])
-    details = [d for tile in tiles for d in (tile[3] if isinstance(tile[3], tuple) else (tile[3],))]
-    return any(";16" in d if isinstance(d, str) else isinstance(d, int) and d > 255 for d in details)
+    if image.format == "PPM" and any(isinstance(d, tuple) and isinstance(d[1], int) and d[1] > 255 for d in details):
+        return True
+    return image.mode[0] in "IF"
