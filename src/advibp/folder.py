@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from advibp import checkpoint
 from advibp.errors import UserError
-from advibp.recipe import Recipe
+from advibp.recipe import Recipe, from_yaml
 from advibp.training import Training
 from advibp.version import __version__
 
@@ -56,7 +56,7 @@ class RunFolder:
     def recipe(self) -> Recipe:
         file = self.path / "recipe.yaml"
         try:
-            loaded = yaml.safe_load(file.read_text("utf-8"))
+            loaded = from_yaml(file.read_text("utf-8"))
         except OSError:
             raise UserError(
                 f"{self.path} holds no run: {file} is missing; give a folder that `advibp train --out` made."
@@ -72,6 +72,8 @@ class RunFolder:
     def create(self, recipe: Recipe) -> None:
         if self.exists:
             raise UserError(f"{self.path} holds a run already; add --resume to continue it, or choose another --out.")
+        if self.model.exists() or checkpoint.newest(self.checkpoints):
+            raise UserError(f"{self.path} holds a run without its recipe.yaml; restore that, or choose another --out.")
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             checkpoint.write_atomically(self.path / "recipe.yaml", recipe.to_yaml())

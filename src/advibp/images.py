@@ -6,10 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
 from advibp.errors import UserError
+
+# PIL's others include some that start programs, whatever a file is called.
+_FORMATS = ("PNG", "JPEG", "PPM", "BMP")
 
 
 def read(path: str | Path, input_shape: tuple[int, int, int]) -> Tensor:
@@ -18,7 +21,7 @@ def read(path: str | Path, input_shape: tuple[int, int, int]) -> Tensor:
     if channels not in (1, 3):
         raise UserError(f"The network takes {channels} channels; image files have 1 or 3, so give its data as .npz.")
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=_FORMATS) as image:
             if image.size != (width, height):
                 raise UserError(
                     f"{path} is {image.size[0]}x{image.size[1]} pixels, but the network takes {width}x{height}; "
@@ -29,7 +32,9 @@ def read(path: str | Path, input_shape: tuple[int, int, int]) -> Tensor:
             pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"), dtype=np.float32) / 255
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; give an image file, or test:17 for test image 17.") from None
-    except (UnidentifiedImageError, OSError, Image.DecompressionBombError, SyntaxError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # PIL's readers raise many kinds on a damaged file
         raise UserError(
             f"{path} is no image that can be read ({error}); give a PNG or JPEG of {width}x{height} pixels."
         ) from None

@@ -288,12 +288,31 @@ def shipped() -> dict[str, Any]:
     return dict(sorted(found.items()))
 
 
+class _Plain(yaml.SafeLoader):
+    """YAML without aliases: a kilobyte of them unfolds to gigabytes, or holds itself."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it has an alias, which recipes have not")
+        return super().compose_node(parent, index)
+
+
+def from_yaml(text: str) -> Any:
+    """What a YAML file says, or a yaml.YAMLError."""
+    try:
+        return yaml.load(text, Loader=_Plain)
+    except ValueError as error:  # a date that is none, a number of thousands of digits
+        raise yaml.YAMLError(str(error)) from error
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
+
+
 def read(source: str | Path) -> dict[str, Any]:
     """The keys that a recipe sets, and no others: a shipped one by name, or a YAML file."""
     recipes = shipped()
     file = recipes.get(str(source), Path(source))
     try:
-        loaded = yaml.safe_load(file.read_text("utf-8"))
+        loaded = from_yaml(file.read_text("utf-8"))
     except OSError:
         raise UserError(f"There is no recipe '{source}'; give a YAML file or one of {', '.join(recipes)}.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
