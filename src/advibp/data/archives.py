@@ -62,7 +62,7 @@ def unpack(archive: Path, folder: Path, *, members: Members, max_bytes: int) -> 
                         raise _too_much(archive, max_bytes)
                     out.write(chunk)
             if target.stat().st_size != member.size:
-                raise UserError(f"{archive} is damaged: '{member.name}' is shorter than it should be; fetch it again.")
+                raise UserError(f"{archive} is damaged: {member.name!r} is shorter than it should be; fetch it again.")
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _plan(archive: Path, members: Members, max_bytes: int) -> dict[str, str]:
     for member, _ in _read(archive, max_bytes):
         if member.odd or _leaves(member.name, member.folder):
             raise UserError(
-                f"{archive} holds '{member.name}', {member.odd or 'a name that leaves the folder'}; expected plain "
+                f"{archive} holds {member.name!r}, {member.odd or 'a name that leaves the folder'}; expected plain "
                 "files alone, so nothing was unpacked."
             )
         if member.folder:
@@ -91,7 +91,7 @@ def _plan(archive: Path, members: Members, max_bytes: int) -> dict[str, str]:
             raise _too_much(archive, max_bytes)
         plain = str(PurePosixPath(member.name))
         if plain in seen:
-            raise UserError(f"{archive} holds '{member.name}' twice; nothing was unpacked.")
+            raise UserError(f"{archive} holds {member.name!r} twice; nothing was unpacked.")
         seen.add(plain)
         new = members(plain) if callable(members) else plain if plain in members else None
         if new is not None:

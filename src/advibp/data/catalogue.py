@@ -64,7 +64,7 @@ def state(name: str | Row, root: str | Path | None = None) -> State:
     faults = [fault for file in expected if (fault := _fault(folder, file))]
     if not faults and expected:
         return "inside the package" if row.home is None else "whole"
-    return "missing" if not _held(folder) or (expected and all(f == "missing" for f in faults)) else "damaged"
+    return "missing" if faults.count("missing") == len(expected) and (expected or not _held(folder)) else "damaged"
 
 
 def locate(
@@ -102,7 +102,7 @@ def check(name: str | Row, root: str | Path | None = None, progress: Progress | 
 def fetch(
     name: str | Row, root: str | Path | None = None, progress: Progress | None = None, mirror: str | None = None
 ) -> Path:
-    """Fetch a data set unless it is whole to the last bit, and return its folder. ``mirror`` overrides ADVIBP_MIRROR."""
+    """Fetch a data set unless it is whole to the last bit; return its folder. ``mirror`` goes before ADVIBP_MIRROR."""
     row = find(name)
     return _fetch(row, root, progress, lambda: not any(check(row, root, progress).values()), mirror)
 

