@@ -56,7 +56,8 @@ def recognise(folder: Path) -> Layout | None:
 def read(folder: Path, layout: Layout) -> dict[str, Array]:
     parts = [_read_file(folder / name, layout, layout.records) for name in layout.train]
     x_train, y_train = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return dict(zip(PARTS, (x_train, y_train, *_read_file(folder / layout.test, layout, layout.test_records)), strict=True))
+    x_test, y_test = _read_file(folder / layout.test, layout, layout.test_records)
+    return dict(zip(PARTS, (x_train, y_train, x_test, y_test), strict=True))
 
 
 def _read_file(file: Path, layout: Layout, records: int) -> tuple[Array, Array]:
