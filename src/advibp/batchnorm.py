@@ -57,6 +57,8 @@ class Statistics(TorchFunctionMode):
             if self._quiet or self._reuse or id(args[0]) in self._counted:
                 return args[0]  # num_batches_tracked counts steps, not passes
             self._counted.add(id(args[0]))
+        if func is Tensor.__float__ and id(args[0]) in self._counters:
+            return max(1.0, func(*args))  # momentum=None divides by the count, also when an attack comes first
         return func(*args, **(kwargs or {}))
 
     def _batch_norm(

@@ -98,6 +98,8 @@ class Training:
         if stage:
             x = self.feed.example(self.batch_size)[0]
             frozen = {id(p) for p in self._cut(x).frozen}
+            self.modes = [(module, training and not _all_in(module, frozen)) for module, training in self.modes]
+            self._cuts.clear()  # a tape would remember the modes it was recorded in
         self.params = [p for p in self.net.parameters() if p.requires_grad and id(p) not in frozen]
         if not self.params:
             raise UserError("The network has no trainable parameter; set requires_grad on the ones to be trained.")
@@ -206,6 +208,9 @@ class Training:
         phase, eps = self._phase(t)
         lower, upper = self._objectives(phase)
         c_t = self._c_t(t, x, y) if lower and upper and not self.stage else 0.0
+
+        if self.stage:
+            self._cut(x)  # recorded here if at all: what goes on within a step is not the network's own doing
 
         rows = self.gradients.rows
         loss_lower = loss_upper = fosc = weights = None
@@ -350,6 +355,12 @@ class Training:
         self.net.eval()
         held_out = self.data.validation
         return ibp.errors(self.net, held_out.x.to(self.device), held_out.y.to(self.device), self.recipe.eps)
+
+
+def _all_in(module: nn.Module, frozen: set[int]) -> bool:
+    """Whether a layer has parameters of its own, all of them frozen."""
+    own = [id(p) for p in module.parameters(recurse=False)]
+    return bool(own) and frozen.issuperset(own)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,192 @@
+"""BatchNorm within a step: one pass leaves its mark, a set is normalised like the batch it surrounds."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from advibp import Box, attacks, batchnorm, data, objectives
+from advibp.batchnorm import Population
+from advibp.recipe import Recipe
+from advibp.training import Training
+
+torch.set_num_threads(1)
+
+
+class Functional(nn.Module):
+    """BatchNorm without a layer, and one layer that runs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 6)
+        self.norm, self.last = nn.BatchNorm1d(6), nn.Linear(6, 3)
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("var", torch.ones(6))
+
+    def forward(self, x: Any) -> Any:
+        x = F.relu(self.norm(self.first(x.flatten(1))))
+        x = F.relu(F.batch_norm(self.second(x), self.mean, self.var, None, None, self.training, 0.3))
+        return self.last(self.norm(x))
+
+
+def layered() -> nn.Module:
+    """One layer with the usual momentum, one that averages over all steps."""
+    first = [nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(*first, nn.Linear(3, 5), nn.BatchNorm1d(5, momentum=None), nn.ReLU(), nn.Linear(5, 3))
+
+
+NETS = {"layers": layered, "functional": Functional}
+
+
+def running(net: nn.Module) -> dict[str, Tensor]:
+    return {name: buffer.clone() for name, buffer in net.named_buffers()}
+
+
+def same(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
+    return all(torch.allclose(one[k].double(), two[k].double(), atol=1e-6) for k in one)
+
+
+def images(count: int = 7, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(count, 1, 2, 2, generator=generator), torch.randint(0, 3, (count,), generator=generator)
+
+
+@pytest.mark.parametrize("build", NETS.values(), ids=NETS)
+def test_a_plain_pass_is_torchs_own(build: Any) -> None:
+    net = build().double()
+    twin = copy.deepcopy(net)
+    x = images()[0].double()
+    for _ in range(3):
+        with batchnorm.step(net, True):
+            ours = net(x)
+        theirs = twin(x)
+        assert torch.allclose(ours, theirs)
+        ours.sum().backward()
+        theirs.sum().backward()
+    grads = zip(net.parameters(), twin.parameters(), strict=True)
+    assert all(torch.allclose(p.grad, q.grad) for p, q in grads)
+    if build is layered:  # a layer that runs twice is counted once a step here, twice by torch
+        assert same(running(net), running(twin))
+
+
+@pytest.mark.parametrize("build", NETS.values(), ids=NETS)
+def test_an_attack_leaves_no_trace_and_sees_its_own_batch(build: Any) -> None:
+    net = build()
+    x, y = images()
+    before, expected = running(net), copy.deepcopy(net)(x)
+    with batchnorm.step(net, True), batchnorm.quietly():
+        assert torch.allclose(net(x), expected, atol=1e-6)
+        attacks.fgsm_random(net, x, y, 0.1)
+    assert same(before, running(net))
+
+
+@pytest.mark.parametrize("build", NETS.values(), ids=NETS)
+@given(seed=st.integers(0, 1000), eps=st.floats(0, 0.3))
+def test_a_set_around_the_captured_batch_holds_what_that_batch_becomes(build: Any, seed: int, eps: float) -> None:
+    """With the statistics held constant, the bounds hold for every batch within the ball."""
+    torch.manual_seed(seed)
+    net = build().double()
+    x = images(seed=seed)[0].double()
+    with batchnorm.step(net, True):
+        center = net(x)
+        box = net(Box.ball(x, eps))
+    assert bool((box.lower <= center + 1e-9).all())
+    assert bool((center <= box.upper + 1e-9).all())
+    with batchnorm.step(net, True) as statistics:
+        assert statistics
+        statistics.capture(net, x)
+        for _ in range(5):
+            inside = (x + eps * (2 * torch.rand_like(x) - 1)).clamp(0, 1)
+            out = net(inside)
+            assert bool(((box.lower <= out + 1e-9) & (out <= box.upper + 1e-9)).all())
+    if eps == 0:
+        assert torch.allclose(box.center, center)
+
+
+def test_captured_statistics_are_constants_to_the_gradient_of_a_set() -> None:
+    net = layered().double()
+    x, y = images()
+    x = x.double()
+    with batchnorm.step(net, True) as statistics:
+        assert statistics
+        statistics.capture(net, x)
+        loss = objectives.ibp(net, x, y, 0.0).loss
+        gradients = torch.autograd.grad(loss, list(net.parameters()))
+    frozen = copy.deepcopy(net)
+    at = x
+    for layer in frozen:  # the same network with these statistics written into it
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            layer.eval()
+            dims = [d for d in range(at.dim()) if d != 1]
+            layer.running_mean, layer.running_var = at.mean(dims).detach(), at.var(dims, unbiased=False).detach()
+        at = layer(at)
+    expected = torch.autograd.grad(F.cross_entropy(frozen(x), y), list(frozen.parameters()))
+    assert all(torch.allclose(g, e, atol=1e-10) for g, e in zip(gradients, expected, strict=True))
+
+
+def test_population_statistics_whatever_the_mode() -> None:
+    net = layered()
+    x, _ = images()
+    with Population():
+        inside = net(x)
+    assert torch.allclose(inside, net.eval()(x), atol=1e-6)
+
+
+def training(net: nn.Module, **options: Any) -> Training:
+    x, y = images(40)
+    own = data.from_tensors(x, y, x, y, validation=10)
+    short = {"epochs": 4, "warmup_natural": 1, "warmup_adversarial": 1, "ramp": 1, "eps": 0.1, "batch_size": 10}
+    recipe = Recipe.of({**short, **options})
+    return Training(net, own, recipe)
+
+
+@pytest.mark.parametrize("method", ["advibp", "fixed", "ibp", "fgsm-random", "standard"])
+@pytest.mark.parametrize("statistics", ["adversarial", "clean"])
+def test_running_statistics_are_touched_once_a_step(method: str, statistics: str) -> None:
+    net = layered()
+    course = training(net, method=method, batchnorm=statistics)
+    course.check()
+    assert int(net[1].num_batches_tracked) == 0
+    while not course.finished:
+        for _ in course.run_epoch():
+            assert int(net[1].num_batches_tracked) == course.steps
+            assert int(net[5].num_batches_tracked) == course.steps
+        before = running(net)
+        course.validation_errors()
+        assert same(before, running(net))
+
+
+def test_the_running_mean_is_that_of_the_pass_that_was_asked_for() -> None:
+    """The first layer's statistics are those of what enters it, so they tell which pass was captured."""
+    for asked in ("adversarial", "clean"):
+        net = layered()
+        course = training(net, batchnorm=asked, warmup_natural=0, warmup_adversarial=0, ramp=0)
+        seen: list[Tensor] = []
+        hook = net[0].register_forward_hook(
+            lambda m, i, o, seen=seen: seen.append(o) if isinstance(o, Tensor) else None
+        )
+        next(course.run_epoch())
+        hook.remove()
+        pass_ = seen[0] if asked == "clean" else seen[1]  # attack, then adversarial; or clean, then both
+        assert torch.allclose(net[1].running_mean, 0.1 * pass_.mean((0, 2, 3)), atol=1e-6)
+        assert len(seen) == (3 if asked == "clean" else 2)
+
+
+def test_layers_stay_in_the_mode_they_came_in() -> None:
+    net = layered()
+    net[1].eval()
+    before = running(net)
+    course = training(net)
+    list(course.run_epoch())
+    after = running(net)
+    assert torch.equal(before["1.running_mean"], after["1.running_mean"])
+    assert not torch.equal(before["5.running_mean"], after["5.running_mean"])
+    assert not net[1].training
+    assert net[5].training
