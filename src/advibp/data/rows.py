@@ -158,10 +158,10 @@ ROWS = (
     ),
     Row(
         name="gtsrb",
-        says="German traffic signs, colour, of many sizes",
+        says="German traffic signs, colour; of many sizes, resized",
         images=(26_640, 12_630),
         classes=43,
-        shape="3 x 15 to 250",
+        shape="3x32x32",
         terms="none stated; cite Stallkamp et al. 2012",
         page="https://benchmark.ini.rub.de/gtsrb_dataset.html",
         home="https://sid.erda.dk/public/archives/daaeac0d7ce1152aea9b61d9f1e19370",
