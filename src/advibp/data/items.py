@@ -62,6 +62,8 @@ def label(value: Any, where: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         shown = f"a {type(value).__name__}" if not isinstance(value, float) else repr(value)
         raise UserError(f"{where} has {shown} for a label; expected an integer from 0.")
+    if not 0 <= value < MAX_CLASSES:
+        raise UserError(f"{where} has the label {value}; expected 0 to {MAX_CLASSES - 1}.")
     return value
 
 

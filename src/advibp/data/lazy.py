@@ -63,8 +63,7 @@ class Lazy:
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The images and labels with these indices."""
         pieces = rows.chunk(self.workers) if self.workers and len(rows) > _ALONE else (rows,)
-        parts = list(self.batches(pieces)) if len(rows) else [(torch.zeros(0, *self.shape), rows.long())]
-        x, y = zip(*parts, strict=True)
+        x, y = zip(*self.batches(pieces), strict=True)
         return torch.cat(x), torch.cat(y)
 
     def batches(self, index_batches: Iterable[Tensor], *, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
@@ -144,7 +143,8 @@ class _Reader(Dataset[_Read]):
                 items.check_shape(image, self.shape, where)
             images.append(image)
             labels.append(items.label(label, where))
-        x, y = torch.stack(images), torch.tensor(labels)
+        x = torch.stack(images) if images else torch.zeros(0, *(self.shape or ()))
+        y = torch.tensor(labels, dtype=torch.int64)
         items.check_batch(x, y, None, self.classes, lambda k: f"Item {rows[k]} of the dataset")
         return x, y
 

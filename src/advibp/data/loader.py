@@ -131,7 +131,8 @@ class _Stream:
         outside = Randomness.now()
         self.inside.restore()
         try:
-            self.batches = self.batches or iter(self.loader)
+            if self.batches is None:
+                self.batches = iter(self.loader)
             return next(self.batches)
         except StopIteration:
             raise UserError(
