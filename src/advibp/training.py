@@ -321,7 +321,10 @@ class Training:
         named = zip(measured, found, strict=True)
         bad = [f"{name} is {value:.3g}" for name, value in named if not value <= self.recipe.max_loss]
         if bad or not math.isfinite(length):
-            self._diverged(" and ".join(bad) or "the gradient is not finite", diagnosis.explain(self.net, x, step.eps))
+            self._diverged(
+                " and ".join(bad) or "the gradient is not finite",
+                diagnosis.explain(self.net, x, step.eps or self.recipe.eps),
+            )
         return float(length)
 
     def check_weights(self) -> None:
