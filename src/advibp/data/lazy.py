@@ -70,7 +70,9 @@ class Lazy:
         """One batch for each tensor of indices, read ahead by the workers; another ``seed``, other random numbers."""
         reader = _Reader(self.dataset, self.shape, self.classes, seed)
         wanted = (self._items(rows) for rows in index_batches)
-        return map(_unless_failed, _ahead(reader, wanted, self.workers) if self.workers else map(reader.read, wanted))
+        if self.workers:
+            return _ahead(reader, wanted, self.workers)
+        return map(_unless_failed, map(reader.read, wanted))
 
     def _items(self, rows: Tensor) -> list[int]:
         found: list[int] = (rows if self.rows is None else self.rows[rows]).tolist()
@@ -156,7 +158,7 @@ class _Reader(Dataset[_Read]):
             raise UserError(f"{where} cannot be read ({items.quote(error)}); mend the dataset.") from error
 
 
-def _ahead(reader: _Reader, wanted: Iterable[list[int]], workers: int) -> Iterator[_Read]:
+def _ahead(reader: _Reader, wanted: Iterable[list[int]], workers: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches in order, read by processes that stay two batches ahead each."""
     loader = DataLoader(
         reader,
@@ -166,10 +168,14 @@ def _ahead(reader: _Reader, wanted: Iterable[list[int]], workers: int) -> Iterat
         collate_fn=_as_it_is,
         generator=torch.Generator(),  # its own, or it would draw from the run's
     )
+    batches = iter(loader)
     try:
-        yield from loader
+        for found in batches:
+            yield _unless_failed(found)
     except RuntimeError as error:
         raise UserError(f"A worker that reads the dataset ended ({items.quote(error)}); use fewer workers.") from error
+    finally:
+        del batches  # ends the workers now: the garbage collector would wait for them in vain, ten seconds long
 
 
 def _as_it_is(found: Any) -> Any:

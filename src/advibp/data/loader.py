@@ -67,8 +67,11 @@ class Loader:
 
     def _batches(self, seed: int, shape: Shape | None) -> Iterator[tuple[Tensor, Tensor]]:
         stream = _Stream(self.loader, seed)
-        for number in range(len(self)):
-            yield self._checked(stream.next(number), number, shape)
+        try:
+            for number in range(len(self)):
+                yield self._checked(stream.next(number), number, shape)
+        finally:
+            stream.batches = None  # ends its workers now, not when garbage is collected
 
     def _checked(self, batch: Any, number: int, shape: Shape | None) -> tuple[Tensor, Tensor]:
         where = f"Batch {number} of the DataLoader"
