@@ -1,6 +1,7 @@
-"""A network in functional style: parameters of its own, no layer objects, reshaping by hand.
+r"""A network in functional style: parameters of its own, no layer objects, reshaping by hand.
 
-advibp train mnist examples/functional.py:functional --eps 0.1 --epochs 3 --warmup-natural 0.5 --warmup-adversarial 0.5 --ramp 1 --out runs/functional
+advibp train mnist examples/functional.py:functional --eps 0.1 --epochs 3 --warmup-natural 0.5 \
+        --warmup-adversarial 0.5 --ramp 1 --out runs/functional
 advibp certify runs/functional --net examples/functional.py:functional
 """
 

@@ -1,6 +1,7 @@
-"""A residual network with BatchNorm, written like any other PyTorch module.
+r"""A residual network with BatchNorm, written like any other PyTorch module.
 
-advibp train mnist examples/residual.py:residual --eps 0.1 --epochs 3 --warmup-natural 0.5 --warmup-adversarial 0.5 --ramp 1 --out runs/residual
+advibp train mnist examples/residual.py:residual --eps 0.1 --epochs 3 --warmup-natural 0.5 \
+        --warmup-adversarial 0.5 --ramp 1 --out runs/residual
 advibp certify runs/residual --net examples/residual.py:residual
 """
 

@@ -62,8 +62,12 @@ def test_exploding_bounds_stop_the_run_and_keep_what_was_good(tmp_path: Path) ->
         train(made, images(), out=tmp_path / "run", **{**OPTIONS, "max_loss": 0.5})
     for words in ("epoch 1, step 1", "phase natural", "L_adv is 0.", "wide at the input", "smaller lr"):
         assert words in str(told.value)
+    wide = net()
+    with torch.no_grad():
+        wide[0].weight.mul_(5)
+        wide[3].weight.mul_(5)
     with pytest.raises(Diverged) as told:
-        train(net(), images(), out=tmp_path / "other", **{**OPTIONS, "max_loss": 1.0, "eps": 1.0, "lr": 1e-12})
+        train(wide, images(), out=tmp_path / "other", **{**OPTIONS, "max_loss": 3.0, "eps": 1.0, "lr": 1e-12})
     assert "epoch 2" in str(told.value)
     assert "phase ramp" in str(told.value)
     assert "L_IBP is" in str(told.value)
