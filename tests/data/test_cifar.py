@@ -18,8 +18,8 @@ SMALL = {layout: dataclasses.replace(layout, records=20, test_records=10) for la
 
 
 def records(count: int, layout: cifar.Layout, seed: int) -> Array:
-    stream = np.random.RandomState(seed)
-    table = stream.randint(0, 256, (count, layout.label_bytes + 3072)).astype(np.uint8)
+    width = layout.label_bytes + 3072
+    table = np.frombuffer(np.random.default_rng(seed).bytes(count * width), np.uint8).reshape(count, width).copy()
     table[:, : layout.label_bytes] %= 10  # coarse labels, if any, differ from the fine ones
     table[:, layout.label_bytes - 1] = np.arange(count) % layout.classes
     return table

@@ -21,6 +21,7 @@ from samples import Array, Trap, quick_and_small, refused
 
 from advibp import data
 from advibp.data import pictures
+from advibp.errors import UserError
 
 STREAM = np.random.RandomState(0)
 
@@ -242,6 +243,24 @@ def test_damaged_images(tmp_path: Path, body: bytes) -> None:
     tree(tmp_path)
     (tmp_path / "train" / "bee" / "bad.png").write_bytes(body)
     refused(lambda: data.load(tmp_path), "bad.png is no image that can be read")
+
+
+@given(st.sampled_from(["png", "jpeg", "ppm", "bmp"]), st.integers(0, 10**6), st.binary(min_size=1, max_size=4))
+def test_changed_bytes_are_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, suffix: str, place: int, change: bytes
+) -> None:
+    file = tmp_path_factory.mktemp("changed") / f"0.{suffix}"
+    save(file)
+    body = bytearray(file.read_bytes())
+    place %= len(body)
+    body[place : place + len(change)] = change
+    file.write_bytes(body)
+    message = ""
+    try:
+        assert pictures.read(file, 4).shape[:2] == (4, 4)
+    except UserError as error:
+        message = str(error)
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize("size", [60_000, 12_000, 9_600, 5_000])

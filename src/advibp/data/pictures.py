@@ -72,7 +72,8 @@ def read(file: Path, size: int | None) -> Array:
     except Image.DecompressionBombError:
         raise UserError(f"{file} has more than {MAX_PIXELS:,} pixels; make it smaller.") from None
     except Exception as error:  # PIL's readers raise many kinds on a damaged file
-        reason = "it is no PNG, JPEG, PPM or BMP" if isinstance(error, UnidentifiedImageError) else error
+        unknown = isinstance(error, UnidentifiedImageError)
+        reason = "it is no PNG, JPEG, PPM or BMP" if unknown else " ".join(str(error).split())
         raise UserError(f"{file} is no image that can be read ({reason}); mend or remove it.") from error
 
 
