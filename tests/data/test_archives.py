@@ -83,6 +83,7 @@ def test_names_are_chosen_or_changed(tmp_path: Path, write: Write) -> None:
 def test_what_is_missing_is_told(tmp_path: Path, write: Write) -> None:
     write(tmp_path / "archive", {"a": b"a"})
     refused(tmp_path / "archive", "lacks 'b'", members={"a", "b"})
+    refused(tmp_path / "archive", "none of the files", members=lambda name: None)
 
 
 OUTSIDE = ["/etc/passwd", "../outside", "a/../../outside", "a/..", "..", "C:\\windows", "a\\..\\..\\b", "a\nb", "a:b"]

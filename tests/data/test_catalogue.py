@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tarfile
 import threading
-import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -304,13 +303,11 @@ def test_a_set_can_be_read_while_another_process_waits(tmp_path: Path) -> None:
 
 
 def test_a_glance_is_cheap(tmp_path: Path) -> None:
-    """State looks at sizes alone: files of the right size and any content pass it, at once."""
+    """State looks at sizes alone: files of the right size and any content pass it."""
     row = find("svhn")
     place(row, tmp_path).mkdir()
     for file in row.files:
         with (place(row, tmp_path) / file.name).open("wb") as out:
             out.truncate(file.size)  # a hole: takes no room
-    began = time.perf_counter()
     assert state(row, tmp_path) == "whole"
-    assert time.perf_counter() - began < 1
     assert set(check(row, tmp_path).values()) == {"wrong checksum"}

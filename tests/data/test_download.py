@@ -162,12 +162,10 @@ def test_a_refusal_is_a_sentence(target: Path, code: int, tries: int) -> None:
 def test_nobody_there(target: Path) -> None:
     with serve({}) as site:
         pass
-    began = time.perf_counter()
     with pytest.raises(Unreachable, match=r"Cannot reach .*refused"):
-        get(site, target)
+        get(site, target, wait=10_000)  # that is, without a second try
     with pytest.raises(Unreachable, match="Cannot reach"):
-        download("http://no-such-host.invalid/file", target, size=None, checksum=sum_of(b""))
-    assert time.perf_counter() - began < 10
+        download("http://no-such-host.invalid/file", target, size=None, checksum=sum_of(b""), wait=10_000)
 
 
 def test_a_silent_server_is_given_up(target: Path) -> None:
@@ -220,7 +218,7 @@ import sys
 from pathlib import Path
 from advibp.data.download import download
 url, target, size, checksum = sys.argv[1:]
-download(url, Path(target), size=int(size), checksum=checksum)
+download(url, Path(target), size=int(size), checksum=checksum, timeout=100)
 """
 
 

@@ -71,7 +71,7 @@ def serve(files: dict[str, bytes], **options: Any) -> Iterator[Site]:
                 half = len(body) // 2
                 self.wfile.write(body[:half])
                 self.wfile.flush()
-                site.pause.wait(20)
+                site.pause.wait(100)
                 body = body[half:]
             if site.drop_after is not None and site.drops > 0:
                 site.drops -= 1

@@ -98,6 +98,8 @@ def _plan(archive: Path, members: Members, max_bytes: int) -> dict[str, str]:
             taken[member.name] = new
     if not callable(members) and (missing := sorted(set(members) - set(taken.values()))):
         raise UserError(f"{archive} lacks '{missing[0]}'; it is not the archive that was expected.")
+    if not taken:
+        raise UserError(f"{archive} holds none of the files that were expected in it.")
     targets = set(taken.values())
     above = {str(parent) for target in targets for parent in PurePosixPath(target).parents}
     if len(targets) < len(taken) or targets & above:
