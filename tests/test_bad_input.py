@@ -17,10 +17,12 @@ import signal
 import stat
 import struct
 import tarfile
+import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from torch import Tensor
 
 from advibp import checkpoint, cli
 from advibp.data import archives
+from advibp.data.catalogue import find
 from advibp.errors import UserError
 
 torch.set_num_threads(1)
@@ -219,6 +222,8 @@ def original_files(here: Path, x: np.ndarray, y: np.ndarray) -> None:
                 file.truncate(30_730_000 - (name == "cifar-short"))
                 file.seek(5 * 3073)
                 file.write(bytes([77]))
+    (here / "damaged-root" / find("cifar10").folder).mkdir(parents=True)
+    (here / "damaged-root" / find("cifar10").folder / "data_batch_1.bin").write_bytes(EVIL)
     for name, raw in (("mat-text", b"not from MATLAB"), ("mat-torn", b"MATLAB 5.0".ljust(124) + b"\0\1IM" + b"\x0e")):
         (here / name).mkdir()
         for part in ("train", "test"):
@@ -269,7 +274,7 @@ RECIPES = {
     "binary": "\0\1\2\xff\xfe",
     "laughs": laughs() + "\nlr: *l29\n",
     "laughing": f"published:\n  {{{laughs().replace(chr(10), ', ')}}}\n",
-    "nested": "lr: " + 5000 * "[",
+    "nested": "lr: " + 2000 * "[",
     "digits": "epochs: " + 5000 * "9",
     "date": "lr: 2021-99-99\n",
     "itself": "published: &p\n  again: *p\n",
@@ -467,6 +472,13 @@ OTHERS = {
     "picture bomb to predict": ("predict run bomb.png", "bomb.png"),
     "PostScript as a picture": ("predict run script.png", "script.png"),
     "picture that is a folder": ("predict run run", "run"),
+    "nothing to fetch": ("data fetch", "needs one name"),
+    "unknown set to fetch": ("data fetch cifar11", "cifar10"),
+    "set to fetch to where nobody writes": ("data fetch svhn --data-root /proc/new", "/proc/new"),
+    "set to check that is damaged": ("data check cifar10 --data-root damaged-root", "cifar10"),
+    "evil data to look at": ("data objects.npz", "pickled"),
+    "picture bomb to look at": ("data picture-bomb", "pixels"),
+    "two things to look at": ("data objects.npz run", "'data' takes"),
     "evil data to certify": ("certify run --data objects.npz", "pickled"),
 }
 BAD: dict[str, tuple[str, str]] = {
@@ -540,7 +552,46 @@ def test_bad_input_is_told_in_one_line_and_does_no_harm(
     assert snapshot(here) == before  # `executed` is not there either
 
 
-# Archives: those that are fetched have known checksums, so evil ones come by no command; they are tried here.
+# Archives: what is fetched has a known checksum, so that evil ones get no farther than this.
+
+
+@pytest.fixture
+def evil_mirror() -> Iterator[str]:
+    """A web server that sends an archive with a name that leaves, whatever it is asked for."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        tar.addfile(member("../../executed"))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(archive.getvalue())))
+            self.end_headers()
+            self.wfile.write(archive.getvalue())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_mirror_that_sends_something_else_is_told_in_one_line(
+    evil_mirror: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ADVIBP_MIRROR", evil_mirror)
+    monkeypatch.setattr(shutil, "which", lambda name: None)  # nor is there npm, the other way to these images
+    with bounded():
+        assert call(f"data fetch cifar10 --data-root {tmp_path / 'root'}") == 2
+    *progress, said = capsys.readouterr().err.splitlines()
+    assert said.startswith("error: ")
+    assert "expected" in said
+    assert all("MB" in line for line in progress)
+    unpacked = [p for p in tmp_path.rglob("*") if p.is_file() and p.parts[-3:-1] != (".fetch", "cifar10")]
+    assert {p.suffix for p in unpacked} <= {".lock"}
+    assert not (tmp_path / "executed").exists()
 
 
 def member(name: str, **attributes: Any) -> tarfile.TarInfo:

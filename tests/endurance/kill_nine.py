@@ -43,7 +43,7 @@ TRAIN = [
 ]
 CERTIFY = shlex.split("--eps 0.1 0.15 --limit 4000 --steps 100 --threads 1")
 CODES = {"KILL": -9, "TERM": 143, "INT": 130}
-SPAN = {"train": 6.0, "certify": 4.0}  # seconds of work in which a kill at any moment comes
+SHARE = {"train": 0.25, "certify": 0.4}  # of the undisturbed work: so soon a kill comes
 POLL = 2e-4  # seconds between two looks at the folder
 
 
@@ -105,7 +105,8 @@ class Endurance:
         self.ends = time.monotonic() + 60 * args.minutes
         self.tally = Tally()
         self.reference = work / "undisturbed"
-        self.starts: dict[Kind, float] = {}
+        self.starts: dict[Kind, float] = {}  # seconds until the work begins
+        self.spans: dict[Kind, float] = {}  # seconds of work in which a kill comes
 
     # Undisturbed
 
@@ -120,7 +121,9 @@ class Endurance:
             self.starts[kind] = time.monotonic() - began
             if process.wait() != 0:
                 raise Failed(f"the undisturbed {kind} failed: {self.said()}")
-            print(f"undisturbed {kind}: {time.monotonic() - began:.1f} s, {self.starts[kind]:.1f} of it to start")
+            took = time.monotonic() - began
+            self.spans[kind] = SHARE[kind] * (took - self.starts[kind])
+            print(f"undisturbed {kind}: {took:.1f} s, {self.starts[kind]:.1f} of it to start", flush=True)
         problems = wholeness.broken_files(self.reference)
         problems += wholeness.false_counterexamples(self.reference) if self.signal == "KILL" else []
         self.tally.note(problems)
@@ -188,11 +191,11 @@ class Endurance:
     def choose(self, kind: Kind) -> tuple[Aim, float]:
         """Where a kill is aimed, and how long after the start it may come."""
         if self.signal != "KILL":
-            return "any moment", self.random.uniform(0, SPAN[kind])  # after the folder is there
+            return "any moment", self.random.uniform(0, self.spans[kind])  # after the work has begun
         if self.random.random() < 0.1:
             return "any moment", self.random.uniform(0, self.starts[kind])
         aim = self.random.choice(["any moment", "temporary file", "temporary file", "appended line"])
-        span = SPAN[kind] if aim == "any moment" else SPAN[kind] / 2
+        span = self.spans[kind] if aim == "any moment" else self.spans[kind] / 2
         return aim, self.starts[kind] + self.random.uniform(-0.2, span)  # type: ignore[return-value]
 
     def strike(self, process: subprocess.Popen[bytes], folder: Path, aim: Aim, wait: float) -> bool:
@@ -259,7 +262,7 @@ def figures(endurance: Endurance, args: argparse.Namespace, seconds: float) -> d
         "runs": dict(tally.runs),
         "corrupt_files": tally.corrupt,
         "lost_records": tally.lost,
-        "bit_identical": tally.differing == 0,
+        "bit_identical": bool(tally.runs) and tally.differing == 0,
         "margins_other_in_last_bits": tally.rounded,
         "problems": tally.problems,
         "seconds": round(seconds, 1),
@@ -287,14 +290,19 @@ def main() -> int:
         endurance.disturbed()
     except Failed as failure:
         endurance.tally.note([str(failure)])
+    tally = endurance.tally
+    if not tally.runs:
+        tally.note(["no run came to its end under kills, so nothing is proved; give it more --minutes"])
     told = figures(endurance, args, time.monotonic() - began)
     if args.out:
         args.out.write_text(json.dumps(told, indent=2) + "\n")
-    tally = endurance.tally
+    alike = "yes" if told["bit_identical"] else "no"
     print(
         f"{tally.kills.total()} kills of {args.kills}, {tally.corrupt} corrupt files, {tally.lost} lost records, "
-        f"{tally.runs.total()} runs, bit-identical {'yes' if tally.differing == 0 else 'no'}, {told['seconds']} seconds"
+        f"{tally.runs.total()} runs, bit-identical {alike}, {told['seconds']} seconds"
     )
+    if tally.kills.total() < args.kills and not tally.problems:
+        print("the time was up before all kills were made")
     if tally.problems:
         print(f"{len(tally.problems)} problems; see {work}")
         return 1

@@ -1,0 +1,65 @@
+"""Certifies a tiny run under a few kills -9 and prints, as JSON, how many hit and what went wrong.
+
+    python small_kills.py WORK
+
+Each command is a fork of this process, so that its imports are paid once; kill_nine.py does the same, and more, with
+real processes.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import shlex
+import signal
+import sys
+import time
+from pathlib import Path
+
+import small_disk
+import torch
+import wholeness
+
+from advibp.cli import main
+
+KILLS = 6
+CERTIFY = "--eps 0.1 0.12 0.15 0.2 0.25 0.3 --steps 150 --threads 1"
+
+
+def start(line: str) -> int:
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os._exit(main(shlex.split(line)))
+    return child
+
+
+def endure(work: Path) -> dict[str, object]:
+    source = small_disk.data(work / "data.npz")
+    runs = reference, broken = work / "undisturbed", work / "disturbed"
+    for run in runs:
+        assert small_disk.command(f"train {source} {small_disk.TRAIN} --out {run}", None, work).code == 0
+    began = time.monotonic()
+    assert os.waitpid(start(f"certify {reference} {CERTIFY}"), 0)[1] == 0
+    lasts, chance = time.monotonic() - began, random.Random()
+    hits, kept, problems = 0, wholeness.Lines(), list[str]()
+    for kill in range(KILLS + 1):
+        child = start(f"certify {broken} {CERTIFY}")
+        if kill < KILLS:
+            time.sleep(chance.uniform(0, lasts / 2))
+            os.kill(child, signal.SIGKILL)
+        hits += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        there = wholeness.records(broken)
+        problems += wholeness.broken_files(broken)
+        problems += [f"record {key} is lost or changed" for key in kept if there.get(key) != kept[key]]
+        kept = there
+    problems += wholeness.other_records(broken, reference)[0] + wholeness.false_counterexamples(broken)
+    return {"hits": hits, "seconds": lasts, "problems": problems}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    gc.freeze()
+    print(json.dumps(endure(Path(sys.argv[1]))))
