@@ -6,20 +6,22 @@ Layer-wise training attacks a latent value: the part before it is frozen, the pa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from advibp.bounds.dispatch import spellings
-from advibp.bounds.tape import Ref, Tape
+from advibp.bounds.recording import Ref, leaves_of
+from advibp.bounds.tape import Tape
 from advibp.errors import UserError
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _AFFINE = frozenset(
     spellings(
-        "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d matmul mm bmm addmm baddbmm"
+        "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d matmul __matmul__ "
+        "__rmatmul__ mm bmm addmm baddbmm"
     )
 )
 
@@ -35,15 +37,17 @@ class Cut:
 
 
 def cuts(net: nn.Module, x: Tensor) -> tuple[list[Cut], list[str]]:
-    """A cut at the input of every convolution and linear layer that has parameters before it, in the order in which
-    they run; and why the others can't be cut. A recorded network takes batches of the size of x (B, ...) alone."""
+    """A cut at the input of every convolution and linear layer that has parameters before it and after it, in the order
+    in which they run; and why the others can't be cut. A recorded network takes batches of the size of x (B, ...)
+    alone."""
     parts = _flat(net)
     return (_slices(net, parts), []) if parts is not None else _replays(net, x)
 
 
 def _flat(net: nn.Module) -> list[nn.Module] | None:
     """The layers of a plain chain, nested ones too; None for any other module."""
-    plain = type(net).forward is nn.Sequential.forward and not net._forward_hooks and not net._forward_pre_hooks
+    hooks = (net._forward_hooks, net._forward_pre_hooks, net._backward_hooks, net._backward_pre_hooks)
+    plain = type(net).forward is nn.Sequential.forward and not any(hooks)
     if not isinstance(net, nn.Sequential) or not plain:
         return None
     parts: list[nn.Module] = []
@@ -61,7 +65,7 @@ def _slices(net: nn.Module, parts: list[nn.Module]) -> list[Cut]:
     for i, layer in enumerate(parts):
         before, after = nn.Sequential(*parts[:i]), nn.Sequential(*parts[i:])
         frozen = list(before.parameters())
-        if isinstance(layer, _LAYERS) and frozen:
+        if isinstance(layer, _LAYERS) and frozen and _leaves_something(frozen, after.parameters()):
             found.append(Cut(names[layer], before, after, frozen))
     return found
 
@@ -69,10 +73,11 @@ def _slices(net: nn.Module, parts: list[nn.Module]) -> list[Cut]:
 def _replays(net: nn.Module, x: Tensor) -> tuple[list[Cut], list[str]]:
     tape = Tape.record(net, x)
     found: dict[int, Cut] = {}
-    refused: list[str] = []
+    refused: dict[str, None] = {}  # in order, each once
     for index in tape.needed(0, tape.output):
         node = tape.nodes[index]
-        inputs = [arg.index for arg in node.args if isinstance(arg, Ref)]
+        inputs = [leaf.index for leaf in leaves_of((node.args, node.kwargs)) if isinstance(leaf, Ref)]
+        inputs = [i for i in inputs if tape.nodes[i].from_input]
         if node.func not in _AFFINE or len(inputs) != 1 or inputs[0] in found:
             continue
         frozen = tape.parameters_before(inputs[0])
@@ -81,10 +86,16 @@ def _replays(net: nn.Module, x: Tensor) -> tuple[list[Cut], list[str]]:
         try:
             tape.check_cut(inputs[0])
         except UserError as reason:
-            refused.append(str(reason))
+            refused[str(reason)] = None
             continue
-        found[inputs[0]] = _replay(tape, inputs[0], tape.name(index), frozen)
-    return list(found.values()), refused
+        if _leaves_something(frozen, tape.parameters_between(inputs[0], tape.output)):
+            found[inputs[0]] = _replay(tape, inputs[0], tape.name(index), frozen)
+    return list(found.values()), list(refused)
+
+
+def _leaves_something(frozen: list[nn.Parameter], after: Iterable[nn.Parameter]) -> bool:
+    """Whether there is something to train after a cut: a layer that is also used before it is frozen."""
+    return bool({id(p) for p in after if p.requires_grad} - {id(p) for p in frozen})
 
 
 def _replay(tape: Tape, node: int, layer: str, frozen: list[nn.Parameter]) -> Cut:

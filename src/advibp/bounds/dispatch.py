@@ -48,6 +48,7 @@ class Value:
     """Something a network can run on in place of a tensor."""
 
     __slots__ = ()
+    _changes: list[int]  # one number, how often a value was changed in place; its views share it
     __array_ufunc__ = None  # numpy's numbers leave arithmetic to us
     __hash__ = object.__hash__
 
