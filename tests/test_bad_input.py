@@ -40,7 +40,7 @@ from advibp.errors import UserError
 
 torch.set_num_threads(1)
 
-PATIENCE = 30  # seconds for any of these, and in this time
+PATIENCE = 120  # seconds for any of these, and in this time
 MEMORY = 400  # megabytes more than before
 
 OPTIONS = "--epochs 3 --warmup-natural 1 --warmup-adversarial 0.5 --ramp 1 --eps 0.1 --lr 0.02 --batch-size 20"
