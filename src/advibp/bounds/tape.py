@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from advibp.bounds.dispatch import Value
@@ -37,6 +38,8 @@ class Tape:
     @classmethod
     def record(cls, net: nn.Module, x: Recordable) -> Tape:
         """Run `net` on x (B, ...), a tensor or a set, and keep what it did."""
+        with torch.inference_mode(False):
+            x = x.clone()  # the network may write to it
         recording = Recording(net, x)
         recording.run(net, x)
         return cls(net, recording.nodes, recording.output)
