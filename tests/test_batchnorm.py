@@ -110,25 +110,43 @@ def test_a_set_around_the_captured_batch_holds_what_that_batch_becomes(build: An
         assert torch.allclose(box.center, center)
 
 
-def test_captured_statistics_are_constants_to_the_gradient_of_a_set() -> None:
-    net = layered().double()
+@pytest.mark.parametrize("build", NETS.values(), ids=NETS)
+def test_a_set_of_one_point_has_the_gradient_of_usual_training(build: Any) -> None:
+    """It flows through the captured statistics, from a clean pass or from the pass before."""
+    torch.manual_seed(0)
+    net = build().double()
     x, y = images()
     x = x.double()
-    with batchnorm.step(net, True) as statistics:
-        assert statistics
-        statistics.capture(net, x)
-        loss = objectives.ibp(net, x, y, 0.0).loss
-        gradients = torch.autograd.grad(loss, list(net.parameters()))
-    frozen = copy.deepcopy(net)
-    at = x
-    for layer in frozen:  # the same network with these statistics written into it
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            layer.eval()
-            dims = [d for d in range(at.dim()) if d != 1]
-            layer.running_mean, layer.running_var = at.mean(dims).detach(), at.var(dims, unbiased=False).detach()
-        at = layer(at)
-    expected = torch.autograd.grad(F.cross_entropy(frozen(x), y), list(frozen.parameters()))
-    assert all(torch.allclose(g, e, atol=1e-10) for g, e in zip(gradients, expected, strict=True))
+    params = list(net.parameters())
+    twin = copy.deepcopy(net)
+    expected = torch.autograd.grad(F.cross_entropy(twin(x), y), list(twin.parameters()), materialize_grads=True)
+    for clean in (False, True):
+        with batchnorm.step(net, True) as statistics:
+            assert statistics
+            if clean:
+                statistics.capture(net, x)
+            else:
+                net(x)
+            loss = objectives.ibp(net, x, y, 0.0).loss
+            found = torch.autograd.grad(loss, params, materialize_grads=True)
+        assert all(torch.allclose(g, e, atol=1e-9) for g, e in zip(found, expected, strict=True))
+
+
+@given(seed=st.integers(0, 1000), eps=st.floats(0.01, 0.3))
+def test_nothing_is_gained_by_scaling_what_batchnorm_scales_back(seed: int, eps: float) -> None:
+    """The bounds' loss has no slope along the weights in front of BatchNorm, as it would with constant statistics."""
+    torch.manual_seed(seed)
+    net = layered().double()
+    for layer in net:
+        if hasattr(layer, "num_batches_tracked"):
+            layer.eps = 1e-14
+    x, y = images(seed=seed)
+    x = x.double()
+    with batchnorm.step(net, True):
+        net(x)
+        loss = objectives.ibp(net, x, y, eps).loss
+        weight, bias = torch.autograd.grad(loss, [net[0].weight, net[0].bias])
+    assert float((weight * net[0].weight.detach()).sum() + (bias * net[0].bias.detach()).sum()) == pytest.approx(0, abs=1e-9)
 
 
 def test_population_statistics_whatever_the_mode() -> None:

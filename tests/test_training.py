@@ -18,9 +18,9 @@ from torch.utils.flop_counter import flop_registry
 
 from advibp import UserError, attacks, checkpoint, data, nets, objectives, train
 from advibp.data import Data
-from advibp.recipe import Recipe
 from advibp.means import EpochMeans, Step
 from advibp.randomness import mix
+from advibp.recipe import Recipe
 from advibp.training import Training
 from advibp.weighting import Fixed
 
@@ -120,6 +120,23 @@ def test_a_joint_step_costs_at_most_eleven_forward_passes(net: str) -> None:
         unit = flops(lambda: training.net(x))
     for _ in range(3):
         assert flops(lambda: training.step(x, y)) <= 11 * unit
+
+
+@pytest.mark.parametrize(
+    ("options", "cost"),
+    [({}, 13), ({"batchnorm": "clean"}, 16), ({"method": "ibp"}, 9), ({"method": "fgsm-random"}, 5)],
+    ids=["adversarial", "clean", "ibp", "fgsm-random"],
+)
+def test_what_batchnorm_adds_to_a_step(options: dict[str, Any], cost: int) -> None:
+    training = begin(
+        "Conv 8 3x3+1 BN, Conv 8 4x4+2 BN, FC 32 BN", digits(33), batch_size=32, **JOINT_AT_ONCE, **options
+    )
+    x, y = training.feed.example(32)
+    with torch.no_grad():
+        unit = flops(lambda: training.net(x))
+    found = flops(lambda: training.step(x, y)) / unit
+    assert cost - 1 < found <= cost
+    assert training.joint_cost == cost
 
 
 def test_three_backward_passes_and_none_for_the_regulariser(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,16 @@ A set of inputs has no mean and variance of its own, and an attack must not leav
 
     a plain pass       normalises with its batch's statistics, captures them, and touches the running ones, once;
     a quiet pass       (of an attack) normalises with its batch's statistics and leaves no trace;
-    a pass on a set    normalises with the captured statistics, which are constants to its gradient.
+    a pass on a set    normalises with the captured statistics.
 
-With `clean`, a forward pass on the clean images captures, and all the others reuse: one more forward pass a step.
+With `clean`, a forward pass on the clean images captures, and all the others reuse.
+
+The gradient of a reusing pass flows on through the statistics into the pass that was captured. It must: a layer in
+front of BatchNorm may be scaled without any effect, but with constant statistics smaller weights would seem to narrow
+the bounds, and training follows that to a constant network (it did in every trial). The price, in forward-equivalents
+on top of a joint step's eleven: two for the adversarial pass's statistics (one more backward pass), five for a clean
+pass's (a forward pass, and a backward pass for each of the two losses).
+
 It catches `F.batch_norm` itself, so it serves `nn.BatchNorm` layers and functional networks alike.
 """
 
@@ -29,6 +36,13 @@ class _Captured(NamedTuple):
     mean: Tensor
     var: Tensor
 
+    def normalize(self, input: Any, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
+        """weight (z - mean) / sqrt(var + eps) + bias for z (B, C, ...); torch's own has no gradient for mean and var."""
+        scale = (self.var + eps).rsqrt() if weight is None else weight * (self.var + eps).rsqrt()
+        shift = -self.mean * scale if bias is None else bias - self.mean * scale
+        per_channel = (-1, *[1] * (len(input.shape) - 2))
+        return input * scale.view(per_channel) + shift.view(per_channel)
+
 
 class Statistics(TorchFunctionMode):
     """The BatchNorm statistics of one step; `with Statistics(net):` around its passes."""
@@ -44,8 +58,7 @@ class Statistics(TorchFunctionMode):
 
     def capture(self, net: Any, x: Tensor) -> None:
         """The clean pass: from here on every pass reuses its statistics."""
-        with torch.no_grad():
-            net(x)
+        net(x)
         self._reuse = True
 
     def __torch_function__(
@@ -78,17 +91,12 @@ class Statistics(TorchFunctionMode):
         if self._reuse or (key in self._captured and not isinstance(input, Tensor)):
             turn = self._reused.get(key, 0)
             self._reused[key] = turn + 1
-            mean, var = self._captured[key][turn % len(self._captured[key])]
-            return F.batch_norm(input, mean, var, weight, bias, False, 0.0, eps)
+            return self._captured[key][turn % len(self._captured[key])].normalize(input, weight, bias, eps)
         if self._quiet:
             return F.batch_norm(input, None, None, weight, bias, True, 0.0, eps)
-        # With momentum 1 torch leaves the batch's own statistics in the running ones: no second look at the batch.
-        mean, var = torch.empty_like(running_mean), torch.empty_like(running_var)
-        output = F.batch_norm(input, mean.zero_(), var.zero_(), weight, bias, True, 1.0, eps)
-        running_mean.lerp_(mean, momentum)
-        running_var.lerp_(var, momentum)
-        count = input.numel() // input.shape[1]
-        self._captured.setdefault(key, []).append(_Captured(mean, var * ((count - 1) / count)))
+        output = F.batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps)
+        var, mean = torch.var_mean(input, [d for d in range(input.dim()) if d != 1], correction=0)
+        self._captured.setdefault(key, []).append(_Captured(mean, var))
         return output
 
 

@@ -177,7 +177,7 @@ class Recipe:
     batchnorm: str = _option(
         "adversarial",
         one_of("adversarial", "clean"),
-        "whose statistics the bounds use: the adversarial pass's, for nothing, or a clean pass's, one forward more",
+        "whose statistics the bounds use: the adversarial pass's, or a clean pass's, which costs a quarter more",
     )
     stages: int | str = _option(
         0, or_word("all", integer(0, 1000)), "layer-wise stages after the epochs: each freezes one layer more"

@@ -87,7 +87,12 @@ class Training:
     def joint_cost(self) -> int:
         """Forward-equivalents of a joint step; a backward pass counts two, one to the input alone counts one."""
         below: dict[Objective | None, int] = {objectives.regular: 3, objectives.adversarial: 5}
-        return below.get(self.method.lower, 0) + (6 if self.method.upper else 0)
+        cost = below.get(self.method.lower, 0) + (6 if self.method.upper else 0)
+        if self.training_batchnorm and self.method.upper:  # the gradient also flows through the statistics
+            if self._captures_clean(self.method.lower, self.method.upper):
+                return cost + 3 + (2 if self.method.lower else 0)
+            return cost + 2
+        return cost
 
     # ------------------------------------------------------------------------------------------ stages
 
@@ -216,10 +221,10 @@ class Training:
         loss_lower = loss_upper = fosc = weights = None
         with batchnorm.step(self.net, self.training_batchnorm) as statistics:
             inputs = self._inputs(x, eps)
-            if statistics and upper and (not lower or self.recipe.batchnorm == "clean"):
+            if statistics and self._captures_clean(lower, upper):
                 statistics.capture(inputs.net, self._clean(x))
             if lower:
-                loss_lower, fosc = self._below(lower, inputs, y)
+                loss_lower, fosc = self._below(lower, inputs, y, keep_graph=bool(upper and statistics))
                 final = rows[0]
             if upper:
                 loss_upper = self._above(upper, inputs, y)
@@ -232,6 +237,9 @@ class Training:
         self._descend(final, t, taken, x)
         self.steps += 1
         return taken
+
+    def _captures_clean(self, lower: Objective | None, upper: Objective | None) -> bool:
+        return upper is not None and (lower is None or self.recipe.batchnorm == "clean")
 
     def _phase(self, t: float) -> tuple[schedules.PhaseName, float]:
         if self.stage:
@@ -254,13 +262,15 @@ class Training:
             latent: Tensor = self._cut(x).before(x)
             return latent
 
-    def _below(self, objective: Objective, inputs: _Inputs, y: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _below(
+        self, objective: Objective, inputs: _Inputs, y: Tensor, keep_graph: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """The lower loss, its gradient into row 0, and FOSC where there was an attack."""
         loss, point = objective(inputs.net, inputs.x, y, inputs.eps, inputs.within)
         if point is None:
-            self.gradients.take(0, loss)
+            self.gradients.take(0, loss, keep_graph=keep_graph)
             return loss.detach(), None
-        (at_point,) = self.gradients.take(0, loss, (point,))
+        (at_point,) = self.gradients.take(0, loss, (point,), keep_graph=keep_graph)
         return loss.detach(), inputs.fosc(point, at_point)
 
     def _above(self, objective: Objective, inputs: _Inputs, y: Tensor) -> Tensor:
