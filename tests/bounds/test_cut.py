@@ -153,10 +153,16 @@ EXACT: dict[str, tuple[Callable[[Any, Any], Any], list[set[str]]]] = {
         lambda n, x: F.linear(smooth(F.linear(x, n.a.weight * n.scale)), n.d.weight * n.scale),
         [{"a.weight", "scale"}],
     ),
+    "one computed weight": (lambda n, x: _tied(n, x), [{"a.weight", "scale"}]),
     "norm": (lambda n, x: n.d(smooth(n.norm(n.a(x)))), [{"a", "norm"}]),
     "a written view": (lambda n, x: _written_view(n, x), [{"a"}]),
     "a written part": (lambda n, x: _written_part(n, x), [{"a"}, {"a", "b"}]),
 }
+
+
+def _tied(n: Any, x: Any) -> Any:
+    weight = n.a.weight * n.scale
+    return F.linear(smooth(F.linear(x, weight)), weight, n.b.bias)
 
 
 def _dead_across(n: Any, x: Any) -> Any:

@@ -120,17 +120,18 @@ def test_its_gradients_are_those_of_the_network(net: Program) -> None:
     net.load_state_dict(original.state_dict())
     x = point(4, 8)
     found = outcome(lambda: gradients(net, tape.replay, x))
-    assert same(found, outcome(lambda: gradients(original, original, x)))
+    expected = outcome(lambda: gradients(original, original, x))
+    # A write that nobody reads is not replayed, so it can't spoil a gradient as it does in the network.
+    assert expected is RuntimeError or same(found, expected)
 
 
 @settings(max_examples=60)
 @given(programs(SETS_TOO, training=False), st.booleans())
 def test_on_sets_too_whatever_was_recorded(net: Program, on_set: bool) -> None:
-    try:
-        tape = Tape.record(net, box((4, 8)) if on_set else point(4, 8))
-    except UserError:
-        assert on_set  # a view of a box that was written through another one
-        return
+    b = box((4, 8))
+    if on_set and isinstance(outcome(lambda: read(net(b.clone()))), type):
+        return  # a box that was written through a view of it
+    tape = Tape.record(net, b if on_set else point(4, 8))
     b = box((4, 8))
     center, radius = b.center.clone(), b.radius.clone()
     assert same(outcome(lambda: read(tape.replay(b))), outcome(lambda: read(net(b.clone()))))
@@ -310,6 +311,39 @@ def test_batchnorm_in_training_touches_its_statistics_as_the_network_does() -> N
     assert torch.equal(tape.replay(x), original(x))
     for name in ("running_mean", "running_var"):
         assert torch.equal(getattr(net.norm, name), getattr(original.norm, name))
+
+
+def test_what_the_network_owns_stays_in_it_from_one_part_to_the_next() -> None:
+    """A running mean that the part before a cut writes to, and both parts read, crosses no cut."""
+
+    def body(net: Any, x: Any) -> Any:
+        net.buffer.mul_(0.9).add_(x.detach().mean(0))
+        return net.c(torch.tanh(net.b(net.a(x) * net.buffer)) * net.buffer)
+
+    net = Net(body)
+    original = copy.deepcopy(net)
+    tape = Tape.record(net, point())
+    net.load_state_dict(original.state_dict())
+    (middle,) = [i for i in range(len(tape.nodes)) if tape.name(i) == "layer 'b' (linear)"]
+    for _ in range(2):
+        x = point()
+        assert torch.equal(tape.replay(tape.replay(x, 0, middle), middle), original(x))
+        assert torch.equal(net.buffer, original.buffer)
+
+
+def test_memory_written_under_another_name_is_no_place_to_start() -> None:
+    def body(net: Any, x: Any) -> Any:
+        out = torch.zeros(3, 6, dtype=x.dtype)
+        view = out.view(-1)
+        out[:] = net.a(x)
+        return net.c(view.view(3, 6))
+
+    net = Net(body)
+    tape, x = Tape.record(net, point()), point()
+    assert torch.equal(tape.replay(x), net(x))
+    (written,) = [i for i, node in enumerate(tape.nodes) if node.func is Tensor.__setitem__]
+    with pytest.raises(UserError, match="can't be cut at the call of __setitem__"):
+        tape.check_cut(written)
 
 
 def test_modes_see_the_functions_of_a_replay() -> None:
@@ -512,9 +546,11 @@ def test_values_are_dropped_after_their_last_use() -> None:
 
 def test_recording_drops_its_values() -> None:
     seen: list[weakref.ref[Any]] = []
+    kept: list[Any] = []
 
     def body(net: Any, x: Any) -> Any:
         y = net.a(x)
+        kept.append(x)  # a stand-in may outlive the run
         seen.append(weakref.ref(y._value))
         return net.c(y)
 
