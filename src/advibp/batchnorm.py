@@ -37,7 +37,7 @@ class _Captured(NamedTuple):
     var: Tensor
 
     def normalize(self, input: Any, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
-        """weight (z - mean) / sqrt(var + eps) + bias for z (B, C, ...); torch's own has no gradient for mean and var."""
+        """weight (z - mean) / sqrt(var + eps) + bias for z (B, C, ...), with a gradient for mean and var too."""
         scale = (self.var + eps).rsqrt() if weight is None else weight * (self.var + eps).rsqrt()
         shift = -self.mean * scale if bias is None else bias - self.mean * scale
         per_channel = (-1, *[1] * (len(input.shape) - 2))
