@@ -131,12 +131,6 @@ class Recipe:
     data: str = _option(
         "mnist", text, "a name from `advibp data`, a folder of images or original files, or a .npz file"
     )
-    data_root: str | None = _option(
-        None, or_word("none", text), "where data sets are looked for and kept; none: ADVIBP_DATA, or the user's cache"
-    )
-    size: int | None = _option(None, or_word("none", integer(1, 4096)), "pixels to which a folder's images are resized")
-    flip: bool = _option(False, flag, "flip training images left to right, by chance")
-    crop: int = _option(0, integer(0, 64), "shift training images by up to this many pixels, by chance")
     net: str = _option("dm-small", text, "a name from `advibp nets`, a grammar, or file.py:function")
     method: str = _option("advibp", one_of(*METHODS), "training method: " + ", ".join(METHODS))
     eps: float = _option(
@@ -192,6 +186,12 @@ class Recipe:
     normalise: bool = _option(
         False, flag, "a first layer that subtracts the training images' mean and divides by their std"
     )
+    data_root: str | None = _option(
+        None, or_word("none", text), "where data sets are looked for and kept; none: ADVIBP_DATA, or the user's cache"
+    )
+    size: int | None = _option(None, or_word("none", integer(1, 4096)), "pixels to which a folder's images are resized")
+    flip: bool = _option(False, flag, "flip training images left to right, by chance")
+    crop: int = _option(0, integer(0, 64), "shift training images by up to this many pixels, by chance")
     validation: int = _option(1000, integer(1), "training images held out to watch the run and to select a checkpoint")
     select: str = _option(
         "last", one_of("last", "best"), "final weights: last epoch, or best verified error on validation"
