@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from advibp import Run, cli, data, display, nets, train
+from advibp import Run, UserError, cli, data, display, nets, train
 from advibp.data import Data
 from advibp.display import Silent
 from advibp.stopping import Stopped, StopRequest
@@ -123,3 +123,43 @@ def test_on_the_command_line(
     )
     monkeypatch.setattr(display.Live, "step", step)
     assert cli.main(["train", "--resume", "--out", out]) == 0
+
+
+def test_a_signal_before_the_first_step_is_heeded_too(tmp_path: Path) -> None:
+    class AskFirst(Silent):
+        def start(self, training: Training, history: list[dict[str, Any]]) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped, match="in epoch 1, after step 0"):
+        run(tmp_path / "run", AskFirst())
+    assert run(tmp_path / "run", Silent(), resume=True).summary["epochs"] == 4
+
+
+def test_a_folder_is_trained_by_one_process_at_a_time(tmp_path: Path) -> None:
+    class Meanwhile(Silent):
+        told = ""
+
+        def step(self, training: Training, step: Any) -> None:
+            if training.steps == 2:
+                with pytest.raises(UserError) as refused:
+                    run(tmp_path / "run", Silent(), resume=True)
+                self.told = str(refused.value)
+
+    show = Meanwhile()
+    run(tmp_path / "run", show)
+    assert "being trained by another process" in show.told
+    run(tmp_path / "run", Silent(), resume=True)
+
+
+def test_what_a_kill_left_half_written_is_swept_away(tmp_path: Path) -> None:
+    run(tmp_path / "run", Silent())
+    left = [
+        tmp_path / "run" / ".metrics.jsonl.12345",
+        tmp_path / "run" / "checkpoints" / ".step-000000001.safetensors.7",
+    ]
+    kept = [tmp_path / "run" / ".notes", tmp_path / "run" / "checkpoints" / ".DS_Store"]
+    for file in (*left, *kept):
+        file.write_text("x")
+    run(tmp_path / "run", Silent(), resume=True)
+    assert not any(file.exists() for file in left)
+    assert all(file.exists() for file in kept)

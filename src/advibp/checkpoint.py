@@ -91,9 +91,17 @@ def newest(folder: Path) -> list[Path]:
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Remove all but the newest checkpoints, and what a kill in the middle of a write left behind."""
-    for old in [*newest(folder)[keep:], *folder.glob(".*")]:
+    """Remove all but the newest checkpoints."""
+    for old in newest(folder)[keep:]:
         old.unlink()
+    sweep(folder)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a kill in the middle of `write_atomically` left behind."""
+    for left in folder.glob(".*.*"):
+        if left.suffix[1:].isdecimal():
+            left.unlink(missing_ok=True)
 
 
 def group(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -60,18 +61,22 @@ def train(
     else:
         recipe = Recipe.load(recipe, **{"data": data.name, "net": type(net).__name__, **options})
     folder = RunFolder(Path(out)) if out is not None else None
-    with untouched_global_state():
+    goes_on = folder is not None and resume and folder.exists
+    with StopRequest() as stop, untouched_global_state(), ExitStack() as held:
+        if folder and goes_on:
+            folder.same_run(recipe)
+            held.enter_context(folder.held())
         training = Training(net, data, recipe)
         training.check()
         facts: dict[str, Any] = {}
-        if folder and resume and folder.exists:
-            folder.same_run(recipe)
+        if folder and goes_on:
             facts, passed_over = folder.restore(training)
             for message in passed_over:
                 print(f"passed over: {message}", file=sys.stderr)
         elif folder:
             folder.create(recipe)
-        with StopRequest() as stop, show or Live(Console(stderr=True)) as display:
+            held.enter_context(folder.held())
+        with show or Live(Console(stderr=True)) as display:
             return _Keeper(training, folder, display, stop, facts).run()
 
 
@@ -94,6 +99,8 @@ class _Keeper:
         events = Events(folder.path / "events", training.epoch) if folder else None
         self.display.start(training, self.history)
         while not training.finished:
+            if self.stop.asked:
+                self._end()
             self._keep_stage()
             metrics = self._epoch()
             self._keep_best(metrics)
@@ -103,8 +110,6 @@ class _Keeper:
                 self._save()
                 events.log(metrics)
             self.display.epoch(training, metrics)
-            if self.stop.asked and not training.finished:
-                self._end()
         self._keep_stage()
         if events:
             events.close()
