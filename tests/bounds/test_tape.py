@@ -362,6 +362,16 @@ def test_modes_see_the_functions_of_a_replay() -> None:
     assert torch.equal(found, net.eval()(x))
 
 
+def test_a_set_is_not_written_to_even_through_what_it_takes_for_a_view() -> None:
+    def body(net: Any, x: Any) -> Any:
+        return x.unflatten(1, (2, 3)).transpose(1, 2).reshape(3, 6).relu_()  # a copy, if x is a tensor
+
+    net, b = Net(body), box((3, 6))
+    expected = net(b.clone())
+    assert same(Tape.record(net, point()).replay(b), expected)
+    assert same(b, b)  # can be read
+
+
 def test_seen_by_an_outer_no_grad() -> None:
     net = Net(lambda net, x: net.c(net.a(x)))
     with torch.no_grad():

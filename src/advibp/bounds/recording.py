@@ -154,9 +154,7 @@ class Recording(TorchFunctionMode):
     def run(self, net: nn.Module, x: Recordable) -> None:
         """Fill `nodes` and `output`. A set of random numbers that torch did not draw can't be drawn again."""
         if any(isinstance(m, torch.jit.ScriptModule) for m in net.modules()):
-            raise UserError(
-                "The network can't be replayed: it is compiled by torch.jit; use its plain module."
-            )
+            raise UserError("The network can't be replayed: it is compiled by torch.jit; use its plain module.")
         if any(m._backward_hooks or m._backward_pre_hooks for m in net.modules()):
             raise UserError("The network can't be replayed: it has backward hooks; remove them first.")
         dice, owned = random.getstate(), dict(_registered(net))

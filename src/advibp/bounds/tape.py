@@ -56,8 +56,10 @@ class Tape:
         stop = self.output if stop is None else stop
         self._check_shape(value, start)
         plan = self._plan(start, stop)
-        if any(self.nodes[index].writes & self.nodes[start].memory for index, _ in plan):
-            value = map_leaves(value, _copy)  # the caller's value is not ours to change
+        writes = frozenset[int]().union(*(self.nodes[index].writes for index, _ in plan))
+        # The caller's value is not ours to change. A set takes for a view of it what may be a copy of a tensor.
+        if writes & self.nodes[start].memory or (writes and isinstance(value, Value)):
+            value = map_leaves(value, _copy)
         values = {start: value}
         del value
         for index, over in plan:
