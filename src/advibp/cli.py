@@ -388,7 +388,7 @@ def parser() -> argparse.ArgumentParser:
     predict = commands.add_parser("predict", help="class of an image, and the largest eps at which it is proved")
     predict.add_argument("run", help="folder of a finished run")
     predict.add_argument("image", nargs="+", help="PNG or JPEG of the right size, or test:17 for test image 17")
-    predict.add_argument("--net", help="file.py:function, for a network of one's own")
+    predict.add_argument("--net", help="file.py:function or package.module:function, for a network of one's own")
     predict.add_argument("--data-root", metavar="DIR", help="where data sets are looked for and kept")
     predict.set_defaults(command=run_predict)
 
@@ -479,7 +479,7 @@ def _run_options(run_parser: argparse.ArgumentParser, command: Any) -> None:
     run_parser.add_argument("--data", help="other data than the run's")
     run_parser.add_argument("--data-root", metavar="DIR", help="where data sets are looked for and kept")
     run_parser.add_argument("--stage", type=_stage, help="the network as it was after this layer-wise stage; 0: before")
-    run_parser.add_argument("--net", help="file.py:function, for a network of one's own")
+    run_parser.add_argument("--net", help="file.py:function or package.module:function, for a network of one's own")
     run_parser.add_argument("--limit", type=_count, help="the first N test images only")
     run_parser.add_argument("--steps", type=_count, default=200, help="PGD steps")
     run_parser.add_argument("--step", type=float, default=0.1, help="PGD step size as a share of eps")

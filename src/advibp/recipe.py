@@ -131,7 +131,9 @@ class Recipe:
     data: str = _option(
         "mnist", text, "a name from `advibp data`, a folder of images or original files, or a .npz file"
     )
-    net: str = _option("dm-small", text, "a name from `advibp nets`, a grammar, or file.py:function")
+    net: str = _option(
+        "dm-small", text, "a name from `advibp nets`, a grammar, file.py:function or package.module:function"
+    )
     method: str = _option("advibp", one_of(*METHODS), "training method: " + ", ".join(METHODS))
     eps: float = _option(
         0.3, number(0, 1, above=True), "eps_train, l_inf radius in pixels of [0, 1]; 8/255 is read too"

@@ -233,10 +233,13 @@ def first_net(recipe: Recipe, data: Data) -> nn.Module:
 
 def _learn_shapes(net: nn.Module, data: Data) -> None:
     """Lazy layers get their parameters from a first image."""
+    modes = [(module, module.training) for module in net.modules()]
     try:
-        net(data.validation.x[:1])
+        net.eval()(data.validation.x[:1])  # looking must not touch BatchNorm's statistics
     except Exception as error:  # a network of one's own may raise anything
         raise UserError(f"The network can't take images of shape {data.input_shape}: {error}") from error
+    for module, mode in modes:
+        module.training = mode
 
 
 def _build(recipe: Recipe, shape: Sequence[int], classes: int, data: Data | None = None) -> nn.Module:
