@@ -202,7 +202,7 @@ def _finish(
         "validation": best or last,
         **({"stages": _stages(history)} if training.course.stages else {}),
         "validation_images": len(training.data.validation),
-        "parameters": sum(p.numel() for p in training.params),
+        "parameters": sum(p.numel() for p in training.net.parameters() if p.requires_grad),
         "hardware": hardware(),
     }
     if folder:
