@@ -29,5 +29,4 @@ class Functional(nn.Module):
 
 
 def functional() -> nn.Module:
-    torch.manual_seed(0)
     return Functional()

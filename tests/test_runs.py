@@ -364,3 +364,16 @@ def test_garbage_in_the_metrics_is_told(tmp_path: Path) -> None:
         file.write("no json\n")
     with pytest.raises(UserError, match=r"metrics\.jsonl is damaged"):
         run(tmp_path / "run", resume=True)
+
+
+def test_the_first_weights_of_a_network_of_ones_own_follow_the_seed(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    lazy = "nn.Sequential(nn.Flatten(), nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(2))"
+    file.write_text(f"from torch import nn\ndef make():\n    return {lazy}\n")
+    before = torch.get_rng_state()
+    made = [runs.first_net(Recipe.of({"net": f"{file}:make", "seed": seed}), halves()) for seed in (1, 1, 2)]
+    assert torch.equal(torch.get_rng_state(), before)
+    one, same, other = (net.state_dict() for net in made)
+    assert all(torch.equal(one[k], same[k]) for k in one)
+    assert not torch.equal(one["1.weight"], other["1.weight"])
+    assert made[0].training

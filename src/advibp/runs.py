@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
@@ -221,9 +222,11 @@ def _stages(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def first_net(recipe: Recipe, data: Data) -> nn.Module:
     """The network of a recipe as it is before training: with its first weights, or with those the recipe names."""
     if nets.is_own(recipe.net):
-        net = nets.from_file(recipe.net)
-        if any(isinstance(p, UninitializedParameter) for p in net.parameters()):
-            _learn_shapes(net, data)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(recipe.seed)
+            net = nets.from_file(recipe.net)
+            if any(isinstance(p, UninitializedParameter) for p in net.parameters()):
+                _learn_shapes(net, data)
     else:
         net = _build(recipe, data.input_shape, data.classes, data)
     if recipe.weights:
