@@ -177,7 +177,7 @@ def test_the_prefix_is_a_sound_box() -> None:
     training = begin(net)
     run_all(training)
     x, _ = training.feed.example(10)
-    inputs = training._inputs(x, 0.1)
+    inputs = training.stages.inputs(x, 0.1)
     net.eval()
     for _ in range(20):
         inside = (x + 0.1 * (2 * torch.rand_like(x) - 1)).clamp(0, 1)
@@ -293,7 +293,7 @@ def test_a_box_is_what_a_stage_is_trained_on() -> None:
     x, _ = training.feed.example(10)
     list(training.run_epoch())
     training.begin_stage(1)
-    inputs = training._inputs(x, 0.1)
+    inputs = training.stages.inputs(x, 0.1)
     box = net[:3](Box.ball(x, 0.1))
     assert torch.equal(inputs.x, box.center)
     assert torch.equal(torch.as_tensor(inputs.eps), box.radius)

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from advibp import attacks, batchnorm, diagnosis, objectives, schedules
-from advibp.attacks import Range
-from advibp.bounds import Box
-from advibp.bounds.cut import Cut, cuts
+from advibp import batchnorm, diagnosis, objectives, schedules
 from advibp.data import Data
 from advibp.errors import UserError
 from advibp.feed import Feed
@@ -27,6 +23,7 @@ from advibp.methods import METHODS
 from advibp.objectives import Objective
 from advibp.randomness import mix
 from advibp.recipe import Recipe
+from advibp.stages import Inputs, Stages
 from advibp.verify import ibp
 from advibp.weighting import FlatGradients, combine
 
@@ -47,8 +44,7 @@ class Training:
         if recipe.threads:
             torch.set_num_threads(recipe.threads)
         self.net.to(self.device)
-        # Every layer is trained in the mode it comes in: one that is given in evaluation mode stays frozen in it.
-        self.modes = [(module, module.training) for module in self.net.modules()]
+        self.stages = Stages(self.net)
         self.method = METHODS[recipe.method]
         self.timeline = recipe.timeline()
         self.feed = Feed(self.data, recipe, self.device)
@@ -88,7 +84,7 @@ class Training:
         """Forward-equivalents of a joint step; a backward pass counts two, one to the input alone counts one."""
         below: dict[Objective | None, int] = {objectives.regular: 3, objectives.adversarial: 5}
         cost = below.get(self.method.lower, 0) + (6 if self.method.upper else 0)
-        if self.training_batchnorm and self.method.upper:  # the gradient also flows through the statistics
+        if self.trains_batchnorm and self.method.upper:  # the gradient also flows through the statistics
             if self._captures_clean(self.method.lower, self.method.upper):
                 return cost + 3 + (2 if self.method.lower else 0)
             return cost + 2
@@ -98,20 +94,17 @@ class Training:
 
     def begin_stage(self, stage: int) -> None:
         """Stage 0 trains everything, stage k what follows its cut; each has a new optimiser and new moments."""
-        self.stage, self._cuts = stage, dict[int, Cut]()
-        frozen: set[int] = set()
-        if stage:
-            x = self.feed.example(self.batch_size)[0]
-            frozen = {id(p) for p in self._cut(x).frozen}
-            self.modes = [(module, training and not _all_in(module, frozen)) for module, training in self.modes]
-            self._cuts.clear()  # a tape would remember the modes it was recorded in
-        self.params = [p for p in self.net.parameters() if p.requires_grad and id(p) not in frozen]
+        self.params = self.stages.begin(stage, self.feed.example(self.batch_size)[0])
         if not self.params:
             raise UserError("The network has no trainable parameter; set requires_grad on the ones to be trained.")
         self.gradients = FlatGradients.zeros(self.params)
         self.optimizer = torch.optim.Adam(self.params, lr=self.recipe.lr, fused=True)
         self.weighting = self.method.weighting(self.recipe.beta1, self.recipe.beta2)
-        self.training_batchnorm = batchnorm.in_training(m for m, training in self.modes if training)
+        self.trains_batchnorm = self.stages.trains_batchnorm
+
+    @property
+    def stage(self) -> int:
+        return self.stages.stage
 
     def go_on(self) -> bool:
         """Begin the stage in which `steps` lies; True if it had begun before, and its optimiser is to be restored."""
@@ -122,47 +115,11 @@ class Training:
         return begun
 
     def _count_stages(self) -> int:
-        asked = self.recipe.stages
-        if asked == 0:
+        if self.recipe.stages == 0:
             return 0
         if not (self.method.lower and self.method.upper):
             raise UserError(f"Layer-wise stages need two objectives, and {self.recipe.method} has one; use advibp.")
-        found, refused = self._find_cuts(self.feed.example(2)[0])
-        if asked == "all" and found:
-            return len(found)
-        if asked == "all" or int(asked) > len(found):
-            why = f" {refused[0]}" if refused else ""
-            raise UserError(
-                f"stages is {asked}, but the network can be cut at {len(found)} of its layers; ask for at most that."
-                f"{why}"
-            )
-        return int(asked)
-
-    def _cut(self, x: Tensor) -> Cut:
-        """The network cut for this stage; a recorded one serves batches of one size."""
-        if len(x) not in self._cuts:
-            self._cuts[len(x)] = self._find_cuts(x)[0][self.stage - 1]
-        return self._cuts[len(x)]
-
-    def _find_cuts(self, x: Tensor) -> tuple[list[Cut], list[str]]:
-        with self._traceless():
-            return cuts(self.net, x)
-
-    @contextmanager
-    def _traceless(self) -> Iterator[None]:
-        """What runs here changes no running statistics, and layers are in the modes they are trained in."""
-        buffers = [(buffer, buffer.clone()) for buffer in self.net.buffers()]
-        self.resume_modes()
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for buffer, value in buffers:
-                    buffer.copy_(value)
-
-    def resume_modes(self) -> None:
-        for module, training in self.modes:
-            module.training = training
+        return self.stages.count(self.recipe.stages, self.feed.example(2)[0])
 
     # ------------------------------------------------------------------------------------------ one step
 
@@ -185,7 +142,7 @@ class Training:
                 raise UserError("There are no validation images; hold some out: data.load(..., validation=1000).")
             try:
                 ibp.errors(self.net, x, y, self.recipe.eps)  # what every epoch ends with, whatever the method
-                with self._traceless(), batchnorm.step(self.net, self.training_batchnorm) as statistics:
+                with self.stages.traceless(), batchnorm.step(self.net, self.trains_batchnorm) as statistics:
                     if self.method.upper:
                         if statistics:
                             statistics.capture(self.net, x)
@@ -202,7 +159,7 @@ class Training:
         now, end = self.course.at(self.steps), self.course.epoch_ends(self.steps)
         if now.stage != self.stage:
             self.begin_stage(now.stage)
-        self.resume_modes()
+        self.stages.resume_modes()
         for x, y in self.feed.batches(now.epoch, now.into, now.into + end - self.steps):
             yield self.step(x, y)
 
@@ -215,14 +172,14 @@ class Training:
         c_t = self._c_t(t, x, y) if lower and upper and not self.stage else 0.0
 
         if self.stage:
-            self._cut(x)  # recorded here if at all: what goes on within a step is not the network's own doing
+            self.stages.cut(x)  # recorded here if at all: what goes on within a step is not the network's own doing
 
         rows = self.gradients.rows
         loss_lower = loss_upper = fosc = weights = None
-        with batchnorm.step(self.net, self.training_batchnorm) as statistics:
-            inputs = self._inputs(x, eps)
+        with batchnorm.step(self.net, self.trains_batchnorm) as statistics:
+            inputs = self.stages.inputs(x, eps)
             if statistics and self._captures_clean(lower, upper):
-                statistics.capture(inputs.net, self._clean(x))
+                statistics.capture(inputs.net, self.stages.clean(x))
             if lower:
                 loss_lower, fosc = self._below(lower, inputs, y, keep_graph=bool(upper and statistics))
                 final = rows[0]
@@ -246,25 +203,7 @@ class Training:
             return "latent", self.recipe.eps
         return self.timeline.phase(t), self.recipe.eps * self.timeline.eps_share(t)
 
-    def _inputs(self, x: Tensor, eps: float) -> _Inputs:
-        """What is trained, and the set it is trained on: images, or in a stage the latent box they become."""
-        if not self.stage:
-            return _Inputs(self.net, x, eps, objectives.PIXELS)
-        cut = self._cut(x)
-        with torch.no_grad(), batchnorm.Population():
-            latent = cut.before(Box.ball(x, eps))
-        return _Inputs(cut.after, latent.center, latent.radius, None)
-
-    def _clean(self, x: Tensor) -> Tensor:
-        if not self.stage:
-            return x
-        with torch.no_grad(), batchnorm.Population():
-            latent: Tensor = self._cut(x).before(x)
-            return latent
-
-    def _below(
-        self, objective: Objective, inputs: _Inputs, y: Tensor, keep_graph: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def _below(self, objective: Objective, inputs: Inputs, y: Tensor, keep_graph: bool) -> tuple[Tensor, Tensor | None]:
         """The lower loss, its gradient into row 0, and FOSC where there was an attack."""
         loss, point = objective(inputs.net, inputs.x, y, inputs.eps, inputs.within)
         if point is None:
@@ -273,7 +212,7 @@ class Training:
         (at_point,) = self.gradients.take(0, loss, (point,), keep_graph=keep_graph)
         return loss.detach(), inputs.fosc(point, at_point)
 
-    def _above(self, objective: Objective, inputs: _Inputs, y: Tensor) -> Tensor:
+    def _above(self, objective: Objective, inputs: Inputs, y: Tensor) -> Tensor:
         """The upper loss, its gradient into row 1."""
         loss = objective(inputs.net, inputs.x, y, inputs.eps, inputs.within).loss
         self.gradients.take(1, loss)
@@ -303,8 +242,8 @@ class Training:
 
     def _measure_fosc(self, x: Tensor, y: Tensor) -> float:
         """c_max = auto: FOSC of the warmed-up network at full eps, as the paper's appendix says."""
-        inputs = _Inputs(self.net, x, self.recipe.eps, objectives.PIXELS)
-        with self._traceless():
+        inputs = Inputs(self.net, x, self.recipe.eps)
+        with self.stages.traceless():
             loss, point = objectives.adversarial(self.net, x, y, self.recipe.eps)
             assert point is not None
             (gradient,) = torch.autograd.grad(loss, point)
@@ -368,27 +307,6 @@ class Training:
         self.net.eval()
         held_out = self.data.validation
         return ibp.errors(self.net, held_out.x.to(self.device), held_out.y.to(self.device), self.recipe.eps)
-
-
-def _all_in(module: nn.Module, frozen: set[int]) -> bool:
-    """Whether a layer has parameters of its own, all of them frozen."""
-    own = [id(p) for p in module.parameters(recurse=False)]
-    return bool(own) and frozen.issuperset(own)
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """A network, or the rest of one, and the set of its inputs: all within eps of x, and within `within`."""
-
-    net: Any
-    x: Tensor
-    eps: float | Tensor
-    within: Range
-
-    def fosc(self, point: Tensor, gradient: Tensor) -> Tensor:
-        """Mean FOSC of the batch, each sample in the scale of its own loss."""
-        ends = attacks.feasible(self.x, self.eps, self.within)
-        return attacks.fosc(point.detach(), gradient, *ends).mean() * len(self.x)
 
 
 def resolve_device(name: str) -> torch.device:

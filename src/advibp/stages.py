@@ -1,0 +1,122 @@
+"""The network as its stages see it: in stage 0 whole, on images; in stage k the layers behind a cut, on latent boxes.
+
+`Stages` also keeps the mode in which each layer is trained, for a frozen layer is one in evaluation mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from advibp import attacks, batchnorm
+from advibp.attacks import Range
+from advibp.bounds import Box
+from advibp.bounds.cut import Cut, cuts
+from advibp.errors import UserError
+from advibp.objectives import PIXELS
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A network, or the rest of one, and the set of its inputs: all within eps of x, and within `within`."""
+
+    net: Any
+    x: Tensor
+    eps: float | Tensor
+    within: Range = PIXELS
+
+    def fosc(self, point: Tensor, gradient: Tensor) -> Tensor:
+        """Mean FOSC of the batch, each sample in the scale of its own loss."""
+        ends = attacks.feasible(self.x, self.eps, self.within)
+        return attacks.fosc(point.detach(), gradient, *ends).mean() * len(self.x)
+
+
+class Stages:
+    """A network, the stage it is in, and how it is cut there."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net, self.stage = net, 0
+        # Every layer is trained in the mode it comes in: one that is given in evaluation mode stays frozen in it.
+        self.modes = [(module, module.training) for module in net.modules()]
+        self._cuts: dict[int, Cut] = {}  # by batch size, as a recorded network serves one
+
+    def count(self, asked: int | str, x: Tensor) -> int:
+        """How many stages there will be, if so many are asked for, or all."""
+        found, refused = self._find_cuts(x)
+        if asked == "all" and found:
+            return len(found)
+        if asked == "all" or int(asked) > len(found):
+            why = f" {refused[0]}" if refused else ""
+            raise UserError(
+                f"stages is {asked}, but the network can be cut at {len(found)} of its layers; ask for at most that."
+                f"{why}"
+            )
+        return int(asked)
+
+    def begin(self, stage: int, x: Tensor) -> list[nn.Parameter]:
+        """The parameters that this stage trains; x is a batch, to find the cut with."""
+        self.stage = stage
+        self._cuts.clear()
+        frozen: set[int] = set()
+        if stage:
+            frozen = {id(p) for p in self.cut(x).frozen}
+            self.modes = [(module, training and not _all_in(module, frozen)) for module, training in self.modes]
+            self._cuts.clear()  # a tape would remember the modes it was recorded in
+        return [p for p in self.net.parameters() if p.requires_grad and id(p) not in frozen]
+
+    def cut(self, x: Tensor) -> Cut:
+        """The network cut for this stage, for batches like x."""
+        if len(x) not in self._cuts:
+            self._cuts[len(x)] = self._find_cuts(x)[0][self.stage - 1]
+        return self._cuts[len(x)]
+
+    def inputs(self, x: Tensor, eps: float) -> Inputs:
+        """What is trained, and the set it is trained on: images, or the latent box that they become."""
+        if not self.stage:
+            return Inputs(self.net, x, eps)
+        with torch.no_grad(), batchnorm.Population():
+            latent = self.cut(x).before(Box.ball(x, eps))
+        return Inputs(self.cut(x).after, latent.center, latent.radius, None)
+
+    def clean(self, x: Tensor) -> Tensor:
+        """What the images themselves become there."""
+        if not self.stage:
+            return x
+        with torch.no_grad(), batchnorm.Population():
+            latent: Tensor = self.cut(x).before(x)
+            return latent
+
+    def _find_cuts(self, x: Tensor) -> tuple[list[Cut], list[str]]:
+        with self.traceless():
+            return cuts(self.net, x)
+
+    @contextmanager
+    def traceless(self) -> Iterator[None]:
+        """What runs here changes no running statistics, and layers are in the modes they are trained in."""
+        buffers = [(buffer, buffer.clone()) for buffer in self.net.buffers()]
+        self.resume_modes()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    buffer.copy_(value)
+
+    def resume_modes(self) -> None:
+        for module, training in self.modes:
+            module.training = training
+
+    @property
+    def trains_batchnorm(self) -> bool:
+        return batchnorm.in_training(module for module, training in self.modes if training)
+
+
+def _all_in(module: nn.Module, frozen: set[int]) -> bool:
+    """Whether a layer has parameters of its own, all of them frozen."""
+    own = [id(p) for p in module.parameters(recurse=False)]
+    return bool(own) and frozen.issuperset(own)
