@@ -315,7 +315,7 @@ def test_ctrl_c_is_no_mistake(here: Path, monkeypatch: pytest.MonkeyPatch, capsy
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "open_with_facts", interrupt)
+    monkeypatch.setattr("advibp.cli.certify.open_with_facts", interrupt)
     assert call("certify run") == 130
     assert "Traceback" not in capsys.readouterr().err
 

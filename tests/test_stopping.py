@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import threading
 from pathlib import Path
@@ -50,7 +51,7 @@ def run(out: Path | None, show: Silent, resume: bool = False) -> Run:
 def test_a_run_that_was_asked_to_stop_goes_on_as_if_it_had_not(number: int, step: int, tmp_path: Path) -> None:
     """In the first epoch, at the last step of one, at the first of another, in the joint phase."""
     handlers = [signal.getsignal(n) for n in StopRequest.CAUGHT]
-    with pytest.raises(Stopped, match="continue with: advibp train --resume") as stopped:
+    with pytest.raises(Stopped, match=r"continue with: advibp.train\(..., out='.*run', resume=True\)") as stopped:
         run(tmp_path / "run", Ask(number, step))
     assert stopped.value.signal == number
     assert [signal.getsignal(n) for n in StopRequest.CAUGHT] == handlers
@@ -106,23 +107,34 @@ def test_another_thread_catches_nothing() -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("own", [False, True])
 def test_on_the_command_line(
-    number: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    own: bool,
+    number: int,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     d = images()
     np.savez(tmp_path / "d.npz", x_train=d.train.x[:, 0], y_train=d.train.y, x_test=d.test.x[:, 0], y_test=d.test.y)
     options = [f"--{k.replace('_', '-')}={v}" for k, v in OPTIONS.items()]
-    out = str(tmp_path / "a run")
-    command = ["train", str(tmp_path / "d.npz"), "FC 6", "--validation=10", *options, "--out", out]
+    out, net = str(tmp_path / "a run"), "FC 6"
+    if own:
+        (tmp_path / "own.py").write_text(
+            "from torch import nn\nmake = lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 2))\n"
+        )
+        net = f"{tmp_path}/own.py:make"
+    command = ["train", str(tmp_path / "d.npz"), net, "--validation=10", *options, "--out", out]
     step = display.Live.step
     monkeypatch.setattr(display.Live, "step", Ask(number, 3).step)
     assert cli.main(command) == code
     told = capsys.readouterr().err.strip()
-    assert (
-        told == f"stopped in epoch 1, after step 3 of 4, and saved; continue with: advibp train --resume --out '{out}'"
-    )
+    assert told.startswith("stopped in epoch 1, after step 3 of 4, and saved; continue with: advibp train ")
+    assert told.endswith(f"--resume --out '{out}'")
+    again = shlex.split(told.partition("continue with: advibp ")[2])
     monkeypatch.setattr(display.Live, "step", step)
-    assert cli.main(["train", "--resume", "--out", out]) == 0
+    assert cli.main(again) == 0
 
 
 def test_a_signal_before_the_first_step_is_heeded_too(tmp_path: Path) -> None:

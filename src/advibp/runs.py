@@ -149,8 +149,16 @@ class _Keeper:
         where = f"stopped in epoch {now.epoch + 1}, after step {now.into} of {self.training.steps_per_epoch}"
         if self.folder is None:
             raise Stopped(self.stop.asked, f"{where}; nothing is kept, since no `out` was given")
-        path = shlex.quote(str(self.folder.path))
-        raise Stopped(self.stop.asked, f"{where}, and saved; continue with: advibp train --resume --out {path}")
+        raise Stopped(self.stop.asked, f"{where}, and saved; continue with: {self._how_to_go_on(self.folder.path)}")
+
+    def _how_to_go_on(self, path: Path) -> str:
+        recipe = self.training.recipe
+        own = nets.is_own(recipe.net)
+        if not own and not nets.is_known(recipe.net):
+            return f"advibp.train(..., out={str(path)!r}, resume=True)"
+        # A network of one's own runs only if it is typed.
+        named = [recipe.data, recipe.net] if own else []
+        return shlex.join(["advibp", "train", *named, "--resume", "--out", str(path)])
 
     def _keep_best(self, metrics: dict[str, Any]) -> None:
         settled = metrics["phase"] in ("full", "latent")

@@ -1,0 +1,62 @@
+"""The command line: train, certify, attack, predict, data, nets, methods, recipes."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+
+from advibp.cli.certify import predict_options, run_attack, run_certify, run_options
+from advibp.cli.console import Help, Parser
+from advibp.cli.data import data_options
+from advibp.cli.lists import methods_options, nets_options, recipes_options
+from advibp.cli.train import train_options
+from advibp.errors import UserError
+from advibp.stopping import Stopped
+from advibp.version import __version__
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0; 2 for a mistake of the user's; 130 for Ctrl-C, 143 for SIGTERM."""
+    args = parser().parse_args(argv)
+    args.typed = shlex.join(["advibp", *(sys.argv[1:] if argv is None else argv)])
+    try:
+        args.command(args)
+    except UserError as error:
+        return _complain(str(error))
+    except OSError as error:
+        return _complain(f"{error.filename or 'a file'}: {error.strerror or error}; nothing written before is lost.")
+    except Stopped as stopped:
+        print(f"\n{stopped}", file=sys.stderr)
+        return 128 + stopped.signal
+    except KeyboardInterrupt:
+        print("\nstopped; what is finished is kept: the same command goes on (train: with --resume).", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _complain(sentence: str) -> int:
+    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)  # one line, whatever it quotes
+    return 2
+
+
+def parser() -> argparse.ArgumentParser:
+    top = Parser(
+        prog="advibp",
+        description="Train neural networks whose robustness can be proved, attack them, and prove it image by image.",
+        epilog="first steps: advibp train mnist dm-small --recipe demo --out runs/first, "
+        "then advibp certify runs/first --eps 0.1",
+    )
+    top.add_argument("--version", action="version", version=f"advibp {__version__}")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    add = commands.add_parser
+    train_options(add("train", help="train a network into a folder", formatter_class=Help))
+    run_options(add("certify", help="verdict for every test image", formatter_class=Help), run_certify)
+    run_options(add("attack", help="attack every test image", formatter_class=Help), run_attack)
+    predict_options(add("predict", help="class of an image, and the largest eps at which it is proved"))
+    data_options(add("data", help="data sets: list, fetch, check, look at", formatter_class=Help))
+    nets_options(add("nets", help="network structures with shapes and parameter counts"))
+    methods_options(add("methods", help="training methods"))
+    recipes_options(add("recipes", help="shipped recipes; with a name, all its keys"))
+    return top

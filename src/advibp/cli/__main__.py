@@ -1,0 +1,5 @@
+import sys
+
+from advibp.cli import main
+
+sys.exit(main())

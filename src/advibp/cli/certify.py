@@ -1,0 +1,167 @@
+"""advibp certify, attack and predict: what is done with a trained network."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.markup import escape
+from rich.table import Table
+from torch import nn
+
+from advibp import checkpoint, images
+from advibp.cli.console import OUT, count, fraction, stage_of
+from advibp.cli.sources import Test, load_data, own_net
+from advibp.errors import UserError
+from advibp.folder import hardware
+from advibp.progress import Counting
+from advibp.recipe import Recipe
+from advibp.runs import open_with_facts
+from advibp.training import resolve_device
+from advibp.verify import Attack, Certificate, certify, largest_proved_eps
+from advibp.verify.attacking import attack_all
+from advibp.verify.cascade import check_eps
+
+
+def run_options(run_parser: argparse.ArgumentParser, command: Any) -> None:
+    run_parser.add_argument("run", help="folder of a finished run")
+    run_parser.add_argument(
+        "--eps", nargs="+", type=fraction, help="radii, such as 0.1 0.2 or 8/255; default: the run's eps"
+    )
+    if command is run_certify:
+        run_parser.add_argument("--by", nargs="+", default=["ibp"], help="verifiers")
+    run_parser.add_argument("--data", help="other data than the run's")
+    run_parser.add_argument("--data-root", metavar="DIR", help="where data sets are looked for and kept")
+    run_parser.add_argument(
+        "--stage", type=stage_of, help="the network as it was after this layer-wise stage; 0: before"
+    )
+    run_parser.add_argument("--net", help="file.py:function or package.module:function, for a network of one's own")
+    run_parser.add_argument("--limit", type=count, help="the first N test images only")
+    run_parser.add_argument("--steps", type=count, default=200, help="PGD steps")
+    run_parser.add_argument("--step", type=float, default=0.1, help="PGD step size as a share of eps")
+    run_parser.add_argument("--restarts", type=count, default=1, help="PGD restarts")
+    run_parser.add_argument("--loss", choices=["ce", "margin"], default="ce", help="what PGD climbs")
+    run_parser.add_argument("--seed", type=int, default=0, help="seed of the random starts")
+    run_parser.add_argument("--threads", type=count, help="CPU threads")
+    run_parser.add_argument("--device", default="auto")
+    run_parser.set_defaults(command=command)
+
+
+def predict_options(predict: argparse.ArgumentParser) -> None:
+    predict.add_argument("run", help="folder of a finished run")
+    predict.add_argument("image", nargs="+", help="PNG or JPEG of the right size, or test:17 for test image 17")
+    predict.add_argument("--net", help="file.py:function or package.module:function, for a network of one's own")
+    predict.add_argument("--data-root", metavar="DIR", help="where data sets are looked for and kept")
+    predict.set_defaults(command=run_predict)
+
+
+def run_certify(args: argparse.Namespace) -> None:
+    net, recipe, test = _open(args)
+    attack = Attack(steps=args.steps, step=args.step, restarts=args.restarts, loss=args.loss)
+    eps = _radii(args.eps, recipe)
+    out = Path(args.run) / ("certify" if args.stage is None else f"certify-stage-{args.stage}")
+    with Counting("certifying", OUT) as counting:
+        certificate = certify(
+            net, test, eps, by=args.by, attack=attack, out=out, seed=args.seed, progress=counting.progress
+        )
+    stage = "" if args.stage is None else f", stage {args.stage}"
+    OUT.print(_table(certificate, escape(f"{args.run}{stage}: {len(test)} test images, {attack}")))
+    checkpoint.write_atomically(out / "summary.json", json.dumps(_summary(certificate, args, attack), indent=2) + "\n")
+    OUT.print(f"records: {out / 'records.jsonl'}", style="dim", markup=False, soft_wrap=True)
+
+
+def run_attack(args: argparse.Namespace) -> None:
+    net, recipe, test = _open(args)
+    attack = Attack(steps=args.steps, step=args.step, restarts=args.restarts, loss=args.loss)
+    table = Table("eps", "images", "standard error", "PGD error", title=escape(f"{args.run}: {attack}"))
+    for eps in _radii(args.eps, recipe):
+        with Counting("attacking", OUT) as counting:
+            found = attack_all(net, test, eps, attack, seed=args.seed, progress=counting.progress)
+        file = Path(args.run) / "attack" / f"eps-{eps:g}.safetensors"
+        file.parent.mkdir(exist_ok=True)
+        tensors = {"x_adv": found.x_adv, "broken": found.broken}
+        checkpoint.save(file, tensors, {"eps": eps, "attack": str(attack)})
+        shares = [f"{100 * float(of.float().mean()):.2f} %" for of in (found.wrong, found.broken)]
+        table.add_row(f"{eps:g}", str(len(test)), *shares)
+        OUT.print(f"adversarial examples: {file}", style="dim", markup=False, soft_wrap=True)
+    OUT.print(table)
+
+
+def run_predict(args: argparse.Namespace) -> None:
+    net, recipe, facts = open_with_facts(args.run, own_net(args))
+    from_test = any(name.startswith("test:") for name in args.image)
+    test = load_data(recipe, recipe.data, None, args.data_root).test if from_test else None
+    for name in args.image:
+        x, label = _image(name, test, tuple(facts["input_shape"]))
+        with torch.no_grad():
+            logits = net(x[None])
+        predicted = logits.argmax(1)
+        # Rounded down, for what is printed must have been proved.
+        eps = math.floor(1e4 * float(largest_proved_eps(net, x[None], predicted))) / 1e4
+        truth = "" if label is None else f" (label {label})"
+        share = float(logits.softmax(1)[0, predicted])
+        proof = (
+            f"proved for every change of up to eps {eps:.4f} per pixel"
+            if eps > 0
+            else "not proved at any eps of 0.0001 or more"
+        )
+        told = f"{escape(name)}: class [bold]{int(predicted)}[/]{truth}, softmax {100 * share:.1f} %, {proof}"
+        OUT.print(told, soft_wrap=True)
+
+
+def _open(args: argparse.Namespace) -> tuple[nn.Module, Recipe, Test]:
+    """Network, recipe and test images of a run's folder."""
+    net, recipe, facts = open_with_facts(args.run, own_net(args), args.stage)
+    data = load_data(recipe, args.data or recipe.data, None, args.data_root)
+    if list(data.input_shape) != facts["input_shape"] or data.classes > facts["classes"]:
+        raise UserError(
+            f"{args.data or recipe.data} has {data.classes} classes and images of shape {list(data.input_shape)}, but "
+            f"the network was trained for {facts['classes']} and {facts['input_shape']}; give other --data."
+        )
+    args.device = resolve_device(args.device)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    test = data.test.take(args.limit) if args.limit else data.test
+    return net.to(args.device), recipe, test
+
+
+def _radii(given: list[float] | None, recipe: Recipe) -> list[float]:
+    return [check_eps(eps) for eps in given or [recipe.eps]]
+
+
+def _image(name: str, test: Test | None, shape: tuple[int, ...]) -> tuple[torch.Tensor, int | None]:
+    if test is None or not name.startswith("test:"):
+        return images.read(name, shape), None  # type: ignore[arg-type]
+    if not name[5:].isdecimal() or int(name[5:]) >= len(test):
+        raise UserError(f"'{name}' names no test image; give test:0 to test:{len(test) - 1}, or an image file.")
+    x, y = test.batch(torch.tensor([int(name[5:])]))
+    return x[0], int(y)
+
+
+def _table(certificate: Certificate, title: str) -> Table:
+    head, *rows = certificate.rows()
+    shown = [i for i, name in enumerate(head) if i < 5 or any(row[i] != "0" for row in rows)]
+    table = Table(*(head[i] for i in shown), title=title)
+    for row in rows:
+        table.add_row(*(row[i] for i in shown))
+    return table
+
+
+def _summary(certificate: Certificate, args: argparse.Namespace, attack: Attack) -> dict[str, Any]:
+    """The table as JSON, with what made it; percent, as in the paper."""
+    return {
+        "command": args.typed,
+        "attack": str(attack),
+        "by": args.by,
+        "images": certificate.counts(certificate.eps[0]).total(),
+        "percent": {
+            f"{eps:g}": {name: round(100 * share, 2) for name, share in certificate.errors(eps).items()}
+            for eps in certificate.eps
+        },
+        "verdicts": {f"{eps:g}": dict(certificate.counts(eps)) for eps in certificate.eps},
+        "hardware": hardware(),
+    }

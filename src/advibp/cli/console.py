@@ -1,0 +1,55 @@
+"""What the commands share: where they print, how options are read."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any, NoReturn
+
+from rich.console import Console
+
+from advibp.recipe import integer, number
+
+OUT = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+
+def fraction(text: str) -> float:
+    try:
+        return float(number(-1e9)(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number; write 0.3 or 8/255") from None
+
+
+def count(text: str) -> int:
+    try:
+        return int(integer(1)(text))
+    except ValueError as wanted:
+        raise argparse.ArgumentTypeError(f"{text!r} is given, but it must be {wanted}") from None
+
+
+def stage_of(text: str) -> int:
+    return count(str(int(text) + 1)) - 1 if text.isdecimal() else count(text)
+
+
+def shape_of(text: str) -> tuple[int, ...]:
+    parts = text.split("x")
+    if len(parts) != 3 or not all(p.isdecimal() and int(p) > 0 for p in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is no shape; write channels x height x width, such as 1x28x28")
+    return tuple(int(p) for p in parts)
+
+
+class Parser(argparse.ArgumentParser):
+    """Mistakes are told in one line, here as everywhere; an option is what it is called, not a part of it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "allow_abbrev": False})
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}; see {self.prog} --help\n")
+
+
+class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Defaults behind every option, examples as they were written."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default in (None, False) else super()._get_help_string(action)
