@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from advibp.bounds.dispatch import spellings
-from advibp.bounds.recording import Ref, leaves_of
+from advibp.bounds.nodes import Ref, leaves_of
 from advibp.bounds.tape import Tape
 from advibp.errors import UserError
 

@@ -14,8 +14,6 @@ import operator
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from types import MethodDescriptorType, MethodWrapperType, WrapperDescriptorType
 from typing import Any, NoReturn
 
 import torch
@@ -23,6 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from advibp.bounds.dispatch import Func, Value, name_of, running_modules, spellings, unsupported
+from advibp.bounds.nodes import Node, Ref, call, leaves_of, map_leaves
 from advibp.errors import UserError
 
 Recordable = Tensor | Value  # what a Traced value can stand for
@@ -43,40 +42,6 @@ _READS = frozenset(
     )
 )
 _RAGGED = frozenset(spellings("nonzero argwhere masked_select unique unique_consecutive bincount"))
-
-
-@dataclass(frozen=True)
-class Ref:
-    """In the arguments of a node: the value of an earlier one."""
-
-    index: int
-
-
-@dataclass(frozen=True)
-class Node:
-    """One call: func(*args, **kwargs), made in the `forward` of `module`. Without func: the network's input."""
-
-    func: Func | None = None
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    module: nn.Module | None = None
-    refs: tuple[int, ...] = ()  # nodes whose values it uses
-    after: tuple[int, ...] = ()  # nodes that wrote to the memory of those values
-    state: tuple[int, ...] = ()  # nodes that wrote to weights or buffers it uses
-    writes: frozenset[int] = frozenset()  # memory it writes to
-    memory: frozenset[int] = frozenset()  # memory of its value
-    shape: torch.Size | None = None
-    from_input: bool = True  # whether the network's input has a part in it
-    gradient: bool = True  # False for a call made under torch.no_grad
-
-    def run(self, values: dict[int, Any]) -> Any:
-        """The call, on other values of the nodes it refers to."""
-        assert self.func is not None
-        with torch.set_grad_enabled(self.gradient and torch.is_grad_enabled()):
-            args = map_leaves(self.args, lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf)
-            kwargs = map_leaves(self.kwargs, lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf)
-            result = _call(self.func, args, kwargs)
-            return args[0] if result is None else result  # y[i] = z returns nothing
 
 
 class Traced(Value):
@@ -214,7 +179,7 @@ class Recording(TorchFunctionMode):
         try:
             values = [_value_of(leaf) for leaf in leaves]
             before = [_writes_to(value) for value in values]
-            result = _call(func, map_leaves(args, _value_of), map_leaves(kwargs, _value_of))
+            result = call(func, map_leaves(args, _value_of), map_leaves(kwargs, _value_of))
             written = [value for value, count in zip(values, before, strict=True) if _writes_to(value) != count]
             if func in _METADATA:
                 return result
@@ -406,34 +371,6 @@ def _writes_to(value: Recordable) -> int:
     if isinstance(value, Tensor):
         return 0 if value.is_inference() else value._version
     return value._changes[0]
-
-
-def _call(func: Func, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """func(*args, **kwargs). Methods that torch wrote in C accept tensors alone, so a set is asked by its gate."""
-    if isinstance(func, (MethodDescriptorType, WrapperDescriptorType, MethodWrapperType)):
-        for leaf in leaves_of((args, kwargs)):
-            if isinstance(leaf, Value):
-                getter = isinstance(func, MethodWrapperType) and leaf is args[0]
-                return getattr(leaf, func.__self__.__name__) if getter else leaf.apply(func, args, kwargs)  # type: ignore[union-attr]
-    return func(*args, **kwargs)
-
-
-def map_leaves(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """The same nest of tuples, lists and dicts with its leaves changed."""
-    if isinstance(tree, (tuple, list)):
-        parts = [map_leaves(part, change) for part in tree]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
-    if isinstance(tree, dict):
-        return {key: map_leaves(part, change) for key, part in tree.items()}
-    return change(tree)
-
-
-def leaves_of(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, (tuple, list, dict)):
-        for part in tree.values() if isinstance(tree, dict) else tree:
-            yield from leaves_of(part)
-    else:
-        yield tree
 
 
 def _value_of(leaf: Any) -> Any:

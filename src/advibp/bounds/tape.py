@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from advibp.bounds.dispatch import Value
-from advibp.bounds.recording import Node, Recordable, Recording, Ref, leaves_of, map_leaves
+from advibp.bounds.nodes import Node, Ref, leaves_of, map_leaves
+from advibp.bounds.recording import Recordable, Recording
 from advibp.errors import UserError
 
 __all__ = ["Node", "Ref", "Tape"]
