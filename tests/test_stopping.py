@@ -159,7 +159,7 @@ def test_a_folder_is_trained_by_one_process_at_a_time(tmp_path: Path) -> None:
 
     show = Meanwhile()
     run(tmp_path / "run", show)
-    assert "being trained by another process" in show.told
+    assert "another process is training there" in show.told
     run(tmp_path / "run", Silent(), resume=True)
 
 

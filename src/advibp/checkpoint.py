@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,11 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from advibp.errors import UserError
+
+try:
+    import fcntl
+except ImportError:
+    fcntl = None  # type: ignore[assignment]
 
 FORMAT = 1
 
@@ -102,6 +109,27 @@ def sweep(folder: Path) -> None:
     for left in folder.glob(".*.*"):
         if left.suffix[1:].isdecimal():
             left.unlink(missing_ok=True)
+
+
+@contextmanager
+def held(folder: Path, doing: str) -> Iterator[None]:
+    """A folder for this process alone, swept. The system lets go of it when the process ends, however it ends."""
+    if fcntl is None:  # Windows has no such thing
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{folder} is in use: another process is {doing} there; wait for it.") from None
+        except OSError:  # some network drives have no locks
+            pass
+        for inside in (folder, *(child for child in folder.iterdir() if child.is_dir())):
+            sweep(inside)
+        yield
+    finally:
+        os.close(handle)
 
 
 def group(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

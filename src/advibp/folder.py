@@ -9,8 +9,6 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +22,6 @@ from advibp.errors import UserError
 from advibp.recipe import Recipe, from_yaml
 from advibp.training import Training
 from advibp.version import __version__
-
-try:
-    import fcntl
-except ImportError:
-    fcntl = None  # type: ignore[assignment]
 
 KEPT_CHECKPOINTS = 2
 
@@ -86,25 +79,6 @@ class RunFolder:
             checkpoint.write_atomically(self.path / "recipe.yaml", recipe.to_yaml())
         except OSError as error:
             raise UserError(f"{self.path} can't be written ({error.strerror}); choose another --out.") from None
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """For this process alone. The system lets go of it when the process ends, however it ends."""
-        if fcntl is None:  # Windows has no such thing
-            yield
-            return
-        handle = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for folder in (self.path, self.checkpoints, self.path / "stages"):
-                checkpoint.sweep(folder)
-            yield
-        except BlockingIOError:
-            raise UserError(
-                f"{self.path} is being trained by another process; wait for it, or choose another --out."
-            ) from None
-        finally:
-            os.close(handle)
 
     def same_run(self, recipe: Recipe) -> None:
         """Refuse to resume with another recipe."""

@@ -66,7 +66,7 @@ def train(
     with StopRequest() as stop, untouched_global_state(), ExitStack() as held:
         if folder and goes_on:
             folder.same_run(recipe)
-            held.enter_context(folder.held())
+            held.enter_context(checkpoint.held(folder.path, "training"))
         training = Training(net, data, recipe)
         training.check()
         facts: dict[str, Any] = {}
@@ -76,7 +76,7 @@ def train(
                 print(f"passed over: {message}", file=sys.stderr)
         elif folder:
             folder.create(recipe)
-            held.enter_context(folder.held())
+            held.enter_context(checkpoint.held(folder.path, "training"))
         with show or Live(Console(stderr=True)) as display:
             return _Keeper(training, folder, display, stop, facts).run()
 
