@@ -9,7 +9,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -96,8 +96,11 @@ def certify(
     folder = Path(out) if out is not None else None
     found: list[Record] = []
     prints: dict[int, str] = {}
-    with full_precision(), _evaluating(net), _held(folder), Counting("certifying") as counting:
+    with full_precision(), _evaluating(net), ExitStack() as held, Counting("certifying") as counting:
         cascade = Cascade(net, by, attack or Attack(), folder, seed, _check(net, images, by))
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(checkpoint.held(folder, "certifying"))
         file = RecordFile.open(folder / "records.jsonl") if folder else None
         for radius, start in itertools.product(radii, range(0, len(images), batch_size)):
             rows = range(start, min(start + batch_size, len(images)))
@@ -115,13 +118,6 @@ def certify(
             found += sorted([*kept, *new], key=lambda r: r.index)
             (progress or counting.progress)(radius, rows.stop, len(images))
     return Certificate(found)
-
-
-def _held(folder: Path | None) -> AbstractContextManager[None]:
-    if folder is None:
-        return nullcontext()
-    folder.mkdir(parents=True, exist_ok=True)
-    return checkpoint.held(folder, "certifying")
 
 
 def _readable(images: Images | tuple[Tensor, Tensor] | Dataset[Any]) -> Images:
