@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from advibp import Box, attacks, batchnorm, data, objectives
+from advibp import Box, UserError, attacks, batchnorm, data, objectives
 from advibp.batchnorm import Population
 from advibp.recipe import Recipe
 from advibp.training import Training
@@ -209,3 +209,41 @@ def test_layers_stay_in_the_mode_they_came_in() -> None:
     assert not torch.equal(before["5.running_mean"], after["5.running_mean"])
     assert not net[1].training
     assert net[5].training
+
+
+class ByFunction(nn.Module):
+    """No BatchNorm layer anywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("var", torch.ones(6))
+
+    def forward(self, x: Any) -> Any:
+        x = F.batch_norm(self.first(x.flatten(1)), self.mean, self.var, training=self.training)
+        return self.last(F.relu(x))
+
+
+@pytest.mark.parametrize("method", ["advibp", "ibp"])
+def test_batchnorm_by_function_trains_like_a_layer(method: str) -> None:
+    torch.manual_seed(0)
+    net = ByFunction()
+    twin = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.BatchNorm1d(6, affine=False), nn.ReLU(), nn.Linear(6, 3))
+    twin[1].load_state_dict(net.first.state_dict())
+    twin[4].load_state_dict(net.last.state_dict())
+    for made in (net, twin):
+        course = training(made, method=method)
+        course.check()
+        while not course.finished:
+            list(course.run_epoch())
+    assert torch.equal(net.mean, twin[2].running_mean)
+    assert torch.equal(net.last.weight, twin[4].weight)
+    assert not torch.equal(net.mean, torch.zeros(6))
+
+
+def test_a_batch_of_one_is_refused_in_a_sentence() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+    x, y = images(1)
+    with pytest.raises(UserError, match="A batch of one image"), batchnorm.step(net, True):
+        objectives.adversarial(net, x, y, 0.1)

@@ -14,7 +14,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from advibp import Recipe, Run, UserError, checkpoint, data, nets, open_run, runs, train
+from advibp import Recipe, Run, UserError, checkpoint, cli, data, nets, open_run, runs, train
 from advibp.data import Data
 from advibp.display import Silent
 from advibp.folder import KEPT_CHECKPOINTS, RunFolder
@@ -377,3 +377,25 @@ def test_the_first_weights_of_a_network_of_ones_own_follow_the_seed(tmp_path: Pa
     assert all(torch.equal(one[k], same[k]) for k in one)
     assert not torch.equal(one["1.weight"], other["1.weight"])
     assert made[0].training
+
+
+def test_a_damaged_checkpoint_is_never_kept_in_place_of_a_whole_one(tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        run(tmp_path / "run", StopAt(epoch=4))
+    folder = RunFolder(tmp_path / "run")
+    newest, *_ = checkpoint.newest(folder.checkpoints)
+    newest.write_bytes(newest.read_bytes()[:-1])
+    other = folder.checkpoints / checkpoint.file_name(900)
+    checkpoint.save(other, {"x": torch.ones(1)}, {"not": "a checkpoint"})
+    with pytest.raises(Stop):
+        run(tmp_path / "run", StopAt(epoch=4), resume=True)
+    kept = checkpoint.newest(folder.checkpoints)
+    assert [checkpoint.load(path)[1]["steps"] for path in kept] == [12, 9]
+    assert {p.suffix for p in folder.checkpoints.iterdir()} == {".safetensors", ".damaged"}
+    run(tmp_path / "run", resume=True)
+
+
+def test_resume_needs_something_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "--resume", "--out", str(tmp_path / "typo")]) == 2
+    assert "holds no run" in capsys.readouterr().err
+    assert cli.main(["train", "--resume"]) == 2

@@ -299,3 +299,63 @@ def test_a_box_is_what_a_stage_is_trained_on() -> None:
     assert torch.equal(torch.as_tensor(inputs.eps), box.radius)
     assert inputs.within is None
     assert not inputs.x.requires_grad
+
+
+class Noisy(nn.Module):
+    """Draws random numbers of its own, in every pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(16, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(F.relu(self.first(x.flatten(1))) + 0.01 * torch.randn(8))
+
+
+def test_stages_of_a_network_that_draws_resume_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("advibp.runs.SAVE_EVERY", 0.0)
+    options = {**SHORT, "stages": 1}
+    whole = train(Noisy(), halves(), out=tmp_path / "whole", show=Silent(), **options)
+    with pytest.raises(RuntimeError):
+        train(Noisy(), halves(), out=tmp_path / "cut", show=Plug(10), **options)
+    resumed = train(Noisy(), halves(), out=tmp_path / "cut", resume=True, show=Silent(), **options)
+    assert all(torch.equal(a, b) for a, b in zip(whole.net.parameters(), resumed.net.parameters(), strict=True))
+
+
+def test_a_network_with_a_mind_of_its_own_is_not_cut() -> None:
+    class Counting(Noisy):
+        calls = 0
+
+        def forward(self, x: Any) -> Any:
+            self.calls += 1
+            return self.last(F.relu(self.first(x.flatten(1))) * self.calls)
+
+    with pytest.raises(UserError, match="does not do the same"):
+        begin(Counting(), stages=1)
+
+
+def test_a_run_that_gets_stages_is_finished_no_longer(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train(chain(), halves(), out=out, show=Silent(), **{**SHORT, "stages": 0})
+    with pytest.raises(RuntimeError):
+        train(chain(), halves(), out=out, resume=True, show=Plug(10), **SHORT)
+    assert not (out / "model.safetensors").exists()
+    assert not (out / "summary.json").exists()
+    assert (out / "stages" / "stage-0.safetensors").exists()
+    train(chain(), halves(), out=out, resume=True, show=Silent(), **SHORT)
+    assert (out / "model.safetensors").exists()
+
+
+def test_layers_get_the_mode_they_came_in_back(tmp_path: Path) -> None:
+    net = chain(batchnorm=True)
+    net[1].eval()
+    before = [module.training for module in net.modules()]
+    train(net, halves(), show=Silent(), **SHORT)
+    assert [module.training for module in net.modules()] == before
+    running = net[5].running_mean.clone()
+    train(net, halves(), show=Silent(), **SHORT)  # and again: BatchNorm has not become frozen on the way
+    assert not torch.equal(net[5].running_mean, running)
+    with pytest.raises(RuntimeError):
+        train(net, halves(), show=Plug(10), **SHORT)
+    assert [module.training for module in net.modules()] == before

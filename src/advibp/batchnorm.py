@@ -19,7 +19,7 @@ It catches `F.batch_norm` itself, so it serves `nn.BatchNorm` layers and functio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
@@ -28,6 +28,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
+
+from advibp.errors import UserError
 
 Source = Literal["adversarial", "clean"]
 
@@ -92,6 +94,11 @@ class Statistics(TorchFunctionMode):
             turn = self._reused.get(key, 0)
             self._reused[key] = turn + 1
             return self._captured[key][turn % len(self._captured[key])].normalize(input, weight, bias, eps)
+        if input.numel() == input.shape[1]:
+            raise UserError(
+                "A batch of one image has no statistics for BatchNorm; use larger batches, and drop_last=True in a "
+                "DataLoader of your own."
+            )
         if self._quiet:
             return F.batch_norm(input, None, None, weight, bias, True, 0.0, eps)
         output = F.batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps)
@@ -142,5 +149,19 @@ def quietly() -> Iterator[None]:
         statistics._quiet = False
 
 
-def in_training(modules: Iterable[nn.Module]) -> bool:
-    return any(isinstance(m, _BatchNorm) and m.training and m.track_running_stats for m in modules)
+class _Noting(TorchFunctionMode):
+    seen = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.batch_norm and (kwargs or {}).get("training") and args[1] is not None:
+            self.seen = True
+        return func(*args, **(kwargs or {}))
+
+
+def in_training(net: nn.Module, x: Tensor) -> bool:
+    """Whether `net` normalises x (B, ...) by statistics of the batch and keeps running ones, in layers or not."""
+    with torch.no_grad(), _Noting() as noting:
+        net(x)
+    return noting.seen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -112,8 +112,8 @@ def sweep(folder: Path) -> None:
 
 
 @contextmanager
-def held(folder: Path, doing: str) -> Iterator[None]:
-    """A folder for this process alone, swept. The system lets go of it when the process ends, however it ends."""
+def held(folder: Path, doing: str, swept: Iterable[Path]) -> Iterator[None]:
+    """A folder for this process alone, and parts of it swept. The system lets go of it when the process ends."""
     if fcntl is None:  # Windows has no such thing
         yield
         return
@@ -124,9 +124,9 @@ def held(folder: Path, doing: str) -> Iterator[None]:
         except BlockingIOError:
             raise UserError(f"{folder} is in use: another process is {doing} there; wait for it.") from None
         except OSError:  # some network drives have no locks
-            pass
-        for inside in (folder, *(child for child in folder.iterdir() if child.is_dir())):
-            sweep(inside)
+            swept = ()
+        for part in swept:
+            sweep(part)
         yield
     finally:
         os.close(handle)

@@ -50,7 +50,7 @@ def explain(net: nn.Module, x: Tensor, eps: float) -> str:
     """Half a sentence on where the bounds of a few images grow most."""
     try:
         found = widths(net, x[:8], eps)
-    except UserError:  # a network that can't be recorded, or whose bounds can't be computed at all
+    except Exception:  # one that can't be recorded, or bounded; it must not hide what is to be told
         return "where its bounds grow can't be told"
     for width in found:
         if not width.width < float("inf"):

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import sys
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,15 +102,31 @@ class RunFolder:
         facts |= {"recipe": training.recipe.as_dict()}
         checkpoint.save(self.checkpoints / checkpoint.file_name(training.steps), tensors, facts)
         checkpoint.prune(self.checkpoints, KEPT_CHECKPOINTS)
+        best = facts.get("best")
+        for file in self.checkpoints.glob("best-*.safetensors"):
+            if best is None or file != self.best(best["epoch"]):
+                file.unlink()
+
+    def best(self, epoch: int) -> Path:
+        """Where the weights of the best epoch so far are kept, with select=best."""
+        return self.checkpoints / f"best-{epoch:05d}.safetensors"
+
+    def held(self) -> AbstractContextManager[None]:
+        """For this process alone."""
+        return checkpoint.held(self.path, "training", (self.path, self.checkpoints, self.path / "stages"))
 
     def restore(self, training: Training) -> tuple[dict[str, Any], list[str]]:
         """Put the newest whole checkpoint into `training`; returns its facts and what was passed over."""
         passed_over: list[str] = []
+        damaged: list[Path] = []
         for path in checkpoint.newest(self.checkpoints):
             try:
                 tensors, facts = checkpoint.load(path)
+                if not {"steps", "c_max", "recipe", "data"} <= facts.keys():
+                    raise UserError(f"{path} is no checkpoint, but another file of advibp; delete it.")
             except UserError as error:
                 passed_over.append(str(error))
+                damaged.append(path)
                 continue
             # recipe.yaml may have been edited since.
             begun = facts["steps"] > training.course.main
@@ -122,6 +139,11 @@ class RunFolder:
                 checkpoint.load_optimizer(training.optimizer, checkpoint.group("optimizer", tensors))
                 moved = {k: v.to(training.device) for k, v in checkpoint.group("weighting", tensors).items()}
                 training.weighting.load_state(moved)
+            for file in damaged:  # no longer the newest, or it would be kept in place of a whole one
+                file.rename(file.with_suffix(".damaged"))
+            if not training.finished:  # a run that gets stages is finished no longer
+                self.model.unlink(missing_ok=True)
+                (self.path / "summary.json").unlink(missing_ok=True)
             if self.recipe() != training.recipe:
                 checkpoint.write_atomically(self.path / "recipe.yaml", training.recipe.to_yaml())
             self._forget_after(training.epoch)

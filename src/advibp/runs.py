@@ -56,6 +56,7 @@ def train(
     """Train `net` in place on `data`. `options` are recipe keys: method="advibp", eps=0.3, epochs=60, ...
 
     With `out` the run is kept in a folder and can be continued, exactly, with resume=True. `show=Silent()` silences it.
+    Every layer is trained in the mode, training or evaluation, that it comes in, and gets it back.
     """
     if isinstance(recipe, Recipe):
         recipe = Recipe.of({**recipe.as_dict(), **options})
@@ -66,7 +67,7 @@ def train(
     with StopRequest() as stop, untouched_global_state(), ExitStack() as held:
         if folder and goes_on:
             folder.same_run(recipe)
-            held.enter_context(checkpoint.held(folder.path, "training"))
+            held.enter_context(folder.held())
         training = Training(net, data, recipe)
         training.check()
         facts: dict[str, Any] = {}
@@ -76,9 +77,12 @@ def train(
                 print(f"passed over: {message}", file=sys.stderr)
         elif folder:
             folder.create(recipe)
-            held.enter_context(checkpoint.held(folder.path, "training"))
-        with show or Live(Console(stderr=True)) as display:
-            return _Keeper(training, folder, display, stop, facts).run()
+            held.enter_context(folder.held())
+        try:
+            with show or Live(Console(stderr=True)) as display:
+                return _Keeper(training, folder, display, stop, facts).run()
+        finally:
+            training.stages.give_back()
 
 
 class _Keeper:
@@ -115,7 +119,6 @@ class _Keeper:
         if events:
             events.close()
         self._load_best()
-        training.net.eval()
         return _finish(training, folder, self.history, self.spent, self.best)
 
     def _epoch(self) -> dict[str, Any]:
@@ -169,12 +172,12 @@ class _Keeper:
         self.best = {k: metrics[k] for k in ("epoch", "standard_error", "verified_error")}
         self.best_weights = {k: v.detach().clone() for k, v in self.training.net.state_dict().items()}
         if self.folder:
-            checkpoint.save(self.folder.checkpoints / "best.safetensors", self.best_weights, self.best)
+            checkpoint.save(self.folder.best(metrics["epoch"]), self.best_weights, self.best)
 
     def _load_best(self) -> None:
         if self.best and self.training.recipe.select == "best":
             if self.best_weights is None and self.folder:
-                self.best_weights, _ = checkpoint.load(self.folder.checkpoints / "best.safetensors")
+                self.best_weights, _ = checkpoint.load(self.folder.best(self.best["epoch"]))
             self.training.net.load_state_dict(self.best_weights or {})
 
     def _keep_stage(self) -> None:
@@ -227,8 +230,11 @@ def _stages(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"stage": stage, **{k: metrics[k] for k in names}} for stage, metrics in sorted(last.items())]
 
 
-def first_net(recipe: Recipe, data: Data) -> nn.Module:
-    """The network of a recipe as it is before training: with its first weights, or with those the recipe names."""
+def first_net(recipe: Recipe, data: Data, *, weights: bool = True) -> nn.Module:
+    """The network of a recipe as it is before training: with its first weights, or with those the recipe names.
+
+    A run that goes on has weights of its own: `weights=False`.
+    """
     if nets.is_own(recipe.net):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
@@ -237,7 +243,7 @@ def first_net(recipe: Recipe, data: Data) -> nn.Module:
                 _learn_shapes(net, data)
     else:
         net = _build(recipe, data.input_shape, data.classes, data)
-    if recipe.weights:
+    if recipe.weights and weights:
         load_weights(net, recipe.weights)
     return net
 

@@ -42,7 +42,7 @@ class Stages:
     def __init__(self, net: nn.Module) -> None:
         self.net, self.stage = net, 0
         # Every layer is trained in the mode it comes in: one that is given in evaluation mode stays frozen in it.
-        self.modes = [(module, module.training) for module in net.modules()]
+        self.modes = self._came = [(module, module.training) for module in net.modules()]
         self._cuts: dict[int, Cut] = {}  # by batch size, as a recorded network serves one
 
     def count(self, asked: int | str, x: Tensor) -> int:
@@ -111,9 +111,14 @@ class Stages:
         for module, training in self.modes:
             module.training = training
 
-    @property
-    def trains_batchnorm(self) -> bool:
-        return batchnorm.in_training(module for module, training in self.modes if training)
+    def give_back(self) -> None:
+        """Every layer in the mode it came in."""
+        for module, training in self._came:
+            module.training = training
+
+    def trains_batchnorm(self, x: Tensor) -> bool:
+        with self.traceless():
+            return batchnorm.in_training(self.net, x)
 
 
 def _all_in(module: nn.Module, frozen: set[int]) -> bool:

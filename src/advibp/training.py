@@ -100,7 +100,13 @@ class Training:
         self.gradients = FlatGradients.zeros(self.params)
         self.optimizer = torch.optim.Adam(self.params, lr=self.recipe.lr, fused=True)
         self.weighting = self.method.weighting(self.recipe.beta1, self.recipe.beta2)
-        self.trains_batchnorm = self.stages.trains_batchnorm
+        self.trains_batchnorm = self._normalises_batches()
+
+    def _normalises_batches(self) -> bool:
+        try:
+            return self.stages.trains_batchnorm(self.feed.example(2)[0])
+        except Exception:  # a network that can't take these images; `check` will say so
+            return False
 
     @property
     def stage(self) -> int:
@@ -165,14 +171,13 @@ class Training:
 
     def step(self, x: Tensor, y: Tensor) -> Step:
         """One step of Algorithm 2 on a batch: losses -> gradients -> weights -> one gradient -> optimiser."""
+        if self.stage:
+            self.stages.cut(x)  # recorded here if at all: what goes on within a step is not the network's own doing
         torch.manual_seed(mix(self.recipe.seed, 1, self.steps))
         t = self.course.at(self.steps).t
         phase, eps = self._phase(t)
         lower, upper = self._objectives(phase)
         c_t = self._c_t(t, x, y) if lower and upper and not self.stage else 0.0
-
-        if self.stage:
-            self.stages.cut(x)  # recorded here if at all: what goes on within a step is not the network's own doing
 
         rows = self.gradients.rows
         loss_lower = loss_upper = fosc = weights = None

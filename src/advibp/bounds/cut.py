@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from advibp.bounds.dispatch import spellings
@@ -71,7 +72,7 @@ def _slices(net: nn.Module, parts: list[nn.Module]) -> list[Cut]:
 
 
 def _replays(net: nn.Module, x: Tensor) -> tuple[list[Cut], list[str]]:
-    tape = Tape.record(net, x)
+    tape = _faithful(net, x)
     found: dict[int, Cut] = {}
     refused: dict[str, None] = {}  # in order, each once
     for index in tape.needed(0, tape.output):
@@ -96,6 +97,23 @@ def _replays(net: nn.Module, x: Tensor) -> tuple[list[Cut], list[str]]:
 def _leaves_something(frozen: list[nn.Parameter], after: Iterable[nn.Parameter]) -> bool:
     """Whether there is something to train after a cut: a layer that is also used before it is frozen."""
     return bool({id(p) for p in after if p.requires_grad} - {id(p) for p in frozen})
+
+
+def _faithful(net: nn.Module, x: Tensor) -> Tape:
+    """A recording that does what the network does the next time, too."""
+    with torch.random.fork_rng(), torch.no_grad():
+        seed = torch.initial_seed()
+        torch.manual_seed(seed)
+        tape = Tape.record(net, x)
+        torch.manual_seed(seed)
+        once_more = net(x.clone())  # it may write to it
+        torch.manual_seed(seed)
+        if not torch.allclose(tape.replay(x), once_more, rtol=1e-3, atol=1e-4, equal_nan=True):
+            raise UserError(
+                "The network can't be replayed: run twice on the same images, it does not do the same; let nothing but "
+                "its input and its weights decide what it computes."
+            )
+    return tape
 
 
 def _replay(tape: Tape, node: int, layer: str, frozen: list[nn.Parameter]) -> Cut:

@@ -60,6 +60,9 @@ def run_train(args: argparse.Namespace) -> None:
         kept = RunFolder(Path(args.out)).recipe().as_dict()
         recipe = Recipe.of({**kept, **(read(args.recipe) if args.recipe else {}), **given})
     else:
+        if args.resume and not (args.data or args.recipe):
+            where = f"{args.out} holds no run" if args.out else "--resume needs --out"
+            raise UserError(f"{where}; name the folder of a run, or give DATA and NET to start one.")
         recipe = Recipe.load(args.recipe, **given)
     if nets.is_own(recipe.net) and not args.net:  # a file may name a network, but only what the user types may run
         raise UserError(f"The recipe names a network of one's own; type DATA and NET too ({recipe.net}).")
@@ -67,7 +70,7 @@ def run_train(args: argparse.Namespace) -> None:
     if RunFolder(out).exists and not args.resume:
         raise UserError(f"{out} holds a run already; add --resume to continue it, or choose another --out.")
     data = load_data(recipe, recipe.data, recipe.limit)
-    net = first_net(recipe, data)
+    net = first_net(recipe, data, weights=not RunFolder(out).exists)
     OUT.print(
         f"[bold]{recipe.method}[/] on {escape(data.name)} ({len(data.train):,} images), {escape(recipe.net)} "
         f"({sum(p.numel() for p in net.parameters()):,} parameters), eps {recipe.eps:g}, "

@@ -100,7 +100,7 @@ def certify(
         cascade = Cascade(net, by, attack or Attack(), folder, seed, _check(net, images, by))
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(checkpoint.held(folder, "certifying"))
+            held.enter_context(checkpoint.held(folder, "certifying", (folder, folder / "counterexamples")))
         file = RecordFile.open(folder / "records.jsonl") if folder else None
         for radius, start in itertools.product(radii, range(0, len(images), batch_size)):
             rows = range(start, min(start + batch_size, len(images)))
