@@ -111,7 +111,7 @@ def test_ones_own_folder_is_described_by_the_names_of_its_classes(
     assert call(tmp_path, "--size", 8) == 0
     said = capsys.readouterr().out
     assert "6 images to train, 2 to test, 3x8x8, 2 classes" in said
-    assert re.search(r"│ 1 +│ do\[g\] +│ 3 +│ 1 +│", said)
+    assert re.search(r"│ 1 do\[g\] +│ 3 +│ 1 +│", said)
 
 
 @pytest.mark.parametrize("terminal", [True, False])

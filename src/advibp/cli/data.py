@@ -94,8 +94,10 @@ def _describe_data(source: str, root: str | None, size: int | None) -> None:
     )
     OUT.print(told, markup=False, soft_wrap=True)
     counts = [torch.bincount(split.sample()["y"], minlength=data.classes).tolist() for split in (data.train, data.test)]
-    table = Table("label", "class", "to train", "to test")
-    for label, (to_train, to_test) in enumerate(zip(*counts, strict=True)):
-        name = data.class_names[label] if data.class_names else ""
-        table.add_row(str(label), escape(name), f"{to_train:,}", f"{to_test:,}")
+    names = [f"{label}" for label in range(data.classes)]
+    if data.class_names:
+        names = [f"{label} {name}" for label, name in zip(names, data.class_names, strict=True)]
+    table = Table("class", "to train", "to test")
+    for name, to_train, to_test in zip(names, *counts, strict=True):
+        table.add_row(escape(name), f"{to_train:,}", f"{to_test:,}")
     OUT.print(table)

@@ -15,6 +15,10 @@ from advibp.errors import UserError
 NAMES = ("mnist", "fashion-mnist", "cifar10", "svhn", "gtsrb")
 
 _SIZES = {"gtsrb": 32}  # a set known by name whose images differ in size gets the usual one
+_CLASSES = {
+    "fashion-mnist": "t-shirt, trouser, pullover, dress, coat, sandal, shirt, sneaker, bag, ankle boot",
+    "cifar10": "airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck",
+}
 _MAX_SIZE = 4096
 _KINDS = (
     "idx files (train-images-idx3-ubyte, ...), CIFAR's binary files (data_batch_1.bin, ... or train.bin), SVHN's "
@@ -58,7 +62,8 @@ def _read_named(name: str, root: str | Path | None, size: int | None, fetch: boo
         return idx.read_folder(resources.files("advibp").joinpath(name)), None
     from advibp.data import catalogue  # here, as it brings what fetching needs, and most runs fetch nothing
 
-    return _read_folder(catalogue.locate(name, root, fetch), size or _SIZES.get(name))
+    arrays, found = _read_folder(catalogue.locate(name, root, fetch), size or _SIZES.get(name))
+    return arrays, tuple(_CLASSES[name].split(", ")) if name in _CLASSES else found
 
 
 def _read_path(path: Path, source: str | Path, size: int | None) -> _Read:
