@@ -24,7 +24,9 @@ def train_options(train_parser: argparse.ArgumentParser) -> None:
         "checkpoints, model.safetensors and summary.json. Every key of a recipe is an option here.\n\n"
         "  advibp train mnist dm-small --eps 0.3 --out runs/first\n"
         '  advibp train digits.npz "Conv 16 4x4+2, FC 100" --eps 8/255 --epochs 20\n'
-        "  advibp train --resume --out runs/first"
+        "  advibp train cifar10 cnn7-narrow --eps 2/255 --flip true --crop 2 --out runs/cifar\n"
+        "  advibp train mnist my_net.py:make --weights w.safetensors --eps 0.1 --out runs/mine\n"
+        "  advibp train --resume --out runs/first                 and with --stages 2: layer-wise stages after it"
     )
     train_parser.add_argument("data", nargs="?", help=_says("data"))
     train_parser.add_argument("net", nargs="?", help=_says("net"))
