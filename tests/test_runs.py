@@ -399,3 +399,11 @@ def test_resume_needs_something_to_resume(tmp_path: Path, capsys: pytest.Capture
     assert cli.main(["train", "--resume", "--out", str(tmp_path / "typo")]) == 2
     assert "holds no run" in capsys.readouterr().err
     assert cli.main(["train", "--resume"]) == 2
+
+
+def test_a_run_without_a_folder_is_timed_and_a_refused_one_gives_the_modes_back() -> None:
+    assert run(None).summary["seconds"] > 0
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 2), nn.Softmax(1))
+    with pytest.raises(UserError, match="softmax"):
+        train(net, halves(), show=Silent(), **{k: v for k, v in OPTIONS.items() if k != "net"})
+    assert all(module.training for module in net.modules())

@@ -64,10 +64,12 @@ def train(
         recipe = Recipe.load(recipe, **{"data": data.name, "net": type(net).__name__, **options})
     folder = RunFolder(Path(out)) if out is not None else None
     goes_on = folder is not None and resume and folder.exists
-    with StopRequest() as stop, untouched_global_state(), ExitStack() as held:
+    modes = [(module, module.training) for module in net.modules()]
+    with StopRequest() as stop, untouched_global_state(), ExitStack() as last:
+        last.callback(_give_back, modes)
         if folder and goes_on:
             folder.same_run(recipe)
-            held.enter_context(folder.held())
+            last.enter_context(folder.held())
         training = Training(net, data, recipe)
         training.check()
         facts: dict[str, Any] = {}
@@ -77,12 +79,14 @@ def train(
                 print(f"passed over: {message}", file=sys.stderr)
         elif folder:
             folder.create(recipe)
-            held.enter_context(folder.held())
-        try:
-            with show or Live(Console(stderr=True)) as display:
-                return _Keeper(training, folder, display, stop, facts).run()
-        finally:
-            training.stages.give_back()
+            last.enter_context(folder.held())
+        with show or Live(Console(stderr=True)) as display:
+            return _Keeper(training, folder, display, stop, facts).run()
+
+
+def _give_back(modes: list[tuple[nn.Module, bool]]) -> None:
+    for module, training in modes:
+        module.training = training
 
 
 class _Keeper:
@@ -92,7 +96,7 @@ class _Keeper:
         self, training: Training, folder: RunFolder | None, display: Display, stop: StopRequest, facts: dict[str, Any]
     ) -> None:
         self.training, self.folder, self.display, self.stop = training, folder, display, stop
-        self.spent: float = facts.get("seconds", 0.0)
+        self.before: float = facts.get("seconds", 0.0)
         self.best: dict[str, Any] | None = facts.get("best")
         self.best_weights: dict[str, Tensor] | None = None
         self.means = EpochMeans(facts.get("means"))
@@ -119,7 +123,7 @@ class _Keeper:
         if events:
             events.close()
         self._load_best()
-        return _finish(training, folder, self.history, self.spent, self.best)
+        return _finish(training, folder, self.history, self._spent(), self.best)
 
     def _epoch(self) -> dict[str, Any]:
         training, number = self.training, self.training.epoch + 1
@@ -141,10 +145,12 @@ class _Keeper:
 
     def _save(self, **more: Any) -> None:
         assert self.folder
-        now = time.perf_counter()
-        self.spent, self.began = self.spent + now - self.began, now
-        self.folder.save_checkpoint(self.training, {"seconds": self.spent, "best": self.best, **more})
+        self.folder.save_checkpoint(self.training, {"seconds": self._spent(), "best": self.best, **more})
         self.saved = time.perf_counter()
+
+    def _spent(self) -> float:
+        """Seconds, those before a resume included."""
+        return self.before + time.perf_counter() - self.began
 
     def _end(self) -> NoReturn:
         assert self.stop.asked
@@ -209,7 +215,7 @@ def _finish(
         "eps": recipe.eps,
         "seed": recipe.seed,
         "epochs": recipe.epochs,
-        "seconds": round(spent, 1),
+        "seconds": round(spent, 3),
         "weights": "best" if best else "last",
         "validation": best or last,
         **({"stages": _stages(history)} if training.course.stages else {}),
@@ -255,8 +261,7 @@ def _learn_shapes(net: nn.Module, data: Data) -> None:
         net.eval()(data.validation.x[:1])  # looking must not touch BatchNorm's statistics
     except Exception as error:  # a network of one's own may raise anything
         raise UserError(f"The network can't take images of shape {data.input_shape}: {error}") from error
-    for module, mode in modes:
-        module.training = mode
+    _give_back(modes)
 
 
 def _build(recipe: Recipe, shape: Sequence[int], classes: int, data: Data | None = None) -> nn.Module:

@@ -42,7 +42,7 @@ class Stages:
     def __init__(self, net: nn.Module) -> None:
         self.net, self.stage = net, 0
         # Every layer is trained in the mode it comes in: one that is given in evaluation mode stays frozen in it.
-        self.modes = self._came = [(module, module.training) for module in net.modules()]
+        self.modes = [(module, module.training) for module in net.modules()]
         self._cuts: dict[int, Cut] = {}  # by batch size, as a recorded network serves one
 
     def count(self, asked: int | str, x: Tensor) -> int:
@@ -58,12 +58,12 @@ class Stages:
             )
         return int(asked)
 
-    def begin(self, stage: int, x: Tensor) -> list[nn.Parameter]:
-        """The parameters that this stage trains; x is a batch, to find the cut with."""
+    def begin(self, stage: int, x: Tensor | None) -> list[nn.Parameter]:
+        """The parameters that this stage trains; x is a batch, to find the cut with, which stage 0 has not."""
         self.stage = stage
         self._cuts.clear()
         frozen: set[int] = set()
-        if stage:
+        if x is not None:
             frozen = {id(p) for p in self.cut(x).frozen}
             self.modes = [(module, training and not _all_in(module, frozen)) for module, training in self.modes]
             self._cuts.clear()  # a tape would remember the modes it was recorded in
@@ -109,11 +109,6 @@ class Stages:
 
     def resume_modes(self) -> None:
         for module, training in self.modes:
-            module.training = training
-
-    def give_back(self) -> None:
-        """Every layer in the mode it came in."""
-        for module, training in self._came:
             module.training = training
 
     def trains_batchnorm(self, x: Tensor) -> bool:

@@ -94,7 +94,7 @@ class Training:
 
     def begin_stage(self, stage: int) -> None:
         """Stage 0 trains everything, stage k what follows its cut; each has a new optimiser and new moments."""
-        self.params = self.stages.begin(stage, self.feed.example(self.batch_size)[0])
+        self.params = self.stages.begin(stage, self.feed.example(self.batch_size)[0] if stage else None)
         if not self.params:
             raise UserError("The network has no trainable parameter; set requires_grad on the ones to be trained.")
         self.gradients = FlatGradients.zeros(self.params)
