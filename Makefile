@@ -6,11 +6,12 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test endure lint format wheel clean
+.PHONY: help demo test bench endure lint format wheel clean
 
 help:
 	@echo "make demo     train a small network on MNIST and prove its robustness"
 	@echo "make test     run the tests"
+	@echo "make bench    measure what a training step costs, as ratios (a minute, on an idle machine)"
 	@echo "make endure   kill trainings and certifications a hundred times and check that nothing is lost (15 minutes)"
 	@echo "make lint     check style, types and who imports whom"
 	@echo "make format   put the code in the house style"
@@ -26,6 +27,9 @@ test: $(VENV)/.installed-dev
 
 endure: $(VENV)/.installed-dev
 	$(BIN)/python tests/endurance/kill_nine.py --kills 100 --minutes 15
+
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/steps.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """advibp trains neural networks whose robustness can be proved, and proves it."""
 
 from advibp import attacks, bounds, data, nets
+from advibp.allocator import keep_freed_memory
 from advibp.bounds import Box
 from advibp.errors import UserError
 from advibp.recipe import Recipe
@@ -23,6 +24,7 @@ __all__ = [
     "certify",
     "data",
     "joint_backward",
+    "keep_freed_memory",
     "nets",
     "open_run",
     "train",

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
+from advibp.allocator import keep_freed_memory
 from advibp.cli.certify import predict_options, run_attack, run_certify, run_options
 from advibp.cli.console import Help, Parser
 from advibp.cli.data import data_options
@@ -20,6 +21,7 @@ from advibp.version import __version__
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0; 2 for a mistake of the user's; 130 for Ctrl-C, 143 for SIGTERM."""
     args = parser().parse_args(argv)
+    keep_freed_memory()
     args.typed = shlex.join(["advibp", *(sys.argv[1:] if argv is None else argv)])
     try:
         args.command(args)
