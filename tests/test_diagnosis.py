@@ -109,3 +109,18 @@ def test_a_network_that_cannot_be_recorded_is_diagnosed_as_far_as_it_goes() -> N
             return x if bool(x.mean() > 0) else -x
 
     assert "can't be told" in diagnosis.explain(Odd(), torch.rand(2, 1, 4, 4), 0.1)
+
+
+def test_widths_are_those_of_training_where_there_is_batchnorm() -> None:
+    """With the batch's statistics, not with running ones that have seen nothing yet."""
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    with torch.no_grad():
+        made[1].weight.mul_(1e-3)  # BatchNorm scales it up again
+    x = torch.rand(30, 1, 4, 4)
+    inside = {w.layer: w.width for w in diagnosis.widths(made, x, 0.1)}
+    with torch.no_grad():
+        box = nn.Sequential(*made[:2])(Box.ball(x[:8], 0.1))
+        std = made[1](x.flatten(1)).var(0, unbiased=False).add(1e-5).sqrt()
+    assert inside["layer '1' (linear)"] == pytest.approx(2 * float(box.radius.mean()), rel=1e-4)
+    assert inside["layer '2' (batch_norm)"] == pytest.approx(2 * float((box.radius / std).mean()), rel=1e-3)

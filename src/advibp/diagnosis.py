@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from advibp import batchnorm
 from advibp.bounds import Box
 from advibp.bounds.tape import Tape
 from advibp.errors import UserError
@@ -25,21 +26,21 @@ class Width(NamedTuple):
 
 
 @torch.no_grad()
-def widths(net: nn.Module, x: Tensor, eps: float) -> list[Width]:
-    """Through the network, operation by operation, over the images x (B, ...): the input's first."""
-    modes = [(module, module.training) for module in net.modules()]
-    net.eval()
-    try:
-        box = Box.ball(x, eps)
+def widths(net: nn.Module, x: Tensor, eps: float, *, of: int = 8) -> list[Width]:
+    """Through the network, operation by operation, over the first images of a batch x (B, ...): the input's first.
+
+    As in training: layers in the modes they are in, and BatchNorm with the statistics of the whole batch.
+    """
+    with batchnorm.step(net, batchnorm.in_training(net, x)) as statistics:
+        if statistics:
+            statistics.capture(net, x)
+        box = Box.ball(x[:of], eps)
         tape = Tape.record(net, box)
         found = [Width("the input", _mean_width(box))]
         for index, value in tape.trace(box):
             if isinstance(value, Box):
                 found.append(Width(tape.name(index), _mean_width(value)))
         return found
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def _mean_width(box: Box) -> float:
@@ -49,7 +50,7 @@ def _mean_width(box: Box) -> float:
 def explain(net: nn.Module, x: Tensor, eps: float) -> str:
     """Half a sentence on where the bounds of a few images grow most."""
     try:
-        found = widths(net, x[:8], eps)
+        found = widths(net, x, eps)
     except Exception:  # one that can't be recorded, or bounded; it must not hide what is to be told
         return "where its bounds grow can't be told"
     for width in found:

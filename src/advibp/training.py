@@ -43,7 +43,10 @@ class Training:
         self.device = resolve_device(recipe.device)
         if recipe.threads:
             torch.set_num_threads(recipe.threads)
+        self.channels_last = self.device.type == "cpu" and _has_convolutions(self.net, 3)
         self.net.to(self.device)
+        if self.channels_last:
+            self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.stages = Stages(self.net)
         self.method = METHODS[recipe.method]
         self.timeline = recipe.timeline()
@@ -171,6 +174,8 @@ class Training:
 
     def step(self, x: Tensor, y: Tensor) -> Step:
         """One step of Algorithm 2 on a batch: losses -> gradients -> weights -> one gradient -> optimiser."""
+        if self.channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)
         if self.stage:
             self.stages.cut(x)  # recorded here if at all: what goes on within a step is not the network's own doing
         torch.manual_seed(mix(self.recipe.seed, 1, self.steps))
@@ -275,10 +280,9 @@ class Training:
         named = zip(measured, found, strict=True)
         bad = [f"{name} is {value:.3g}" for name, value in named if not value <= self.recipe.max_loss]
         if bad or not math.isfinite(length):
-            self._diverged(
-                " and ".join(bad) or "the gradient is not finite",
-                diagnosis.explain(self.net, x, step.eps or self.recipe.eps),
-            )
+            with self.stages.traceless():
+                where = diagnosis.explain(self.net, x, step.eps or self.recipe.eps)
+            self._diverged(" and ".join(bad) or "the gradient is not finite", where)
         return float(length)
 
     def check_weights(self) -> None:
@@ -312,6 +316,11 @@ class Training:
         self.net.eval()
         held_out = self.data.validation
         return ibp.errors(self.net, held_out.x.to(self.device), held_out.y.to(self.device), self.recipe.eps)
+
+
+def _has_convolutions(net: nn.Module, count: int) -> bool:
+    """From three convolutions on channels_last makes a CPU's step faster, by up to a sixth; docs/performance.md."""
+    return sum(isinstance(module, nn.Conv2d) for module in net.modules()) >= count
 
 
 def resolve_device(name: str) -> torch.device:
