@@ -168,8 +168,9 @@ def _ahead(reader: _Reader, wanted: Iterable[list[int]], workers: int) -> Iterat
         collate_fn=_as_it_is,
         generator=torch.Generator(),  # its own, or it would draw from the run's
     )
-    batches = iter(loader)
+    batches = None
     try:
+        batches = iter(loader)  # a worker may end before it is asked for anything
         for found in batches:
             yield _unless_failed(found)
     except RuntimeError as error:
