@@ -10,9 +10,10 @@ With `clean`, a forward pass on the clean images captures, and all the others re
 
 The gradient of a reusing pass flows on through the statistics into the pass that was captured. It must: a layer in
 front of BatchNorm may be scaled without any effect, but with constant statistics smaller weights would seem to narrow
-the bounds, and training follows that: from random first weights every trial ended next to guessing. The price, in forward-equivalents
-on top of a joint step's eleven: two for the adversarial pass's statistics (one more backward pass), five for a clean
-pass's (a forward pass, and a backward pass for each of the two losses).
+the bounds, and training follows that: from random first weights every trial ended next to guessing.
+
+The price, in forward-equivalents on top of a joint step's eleven: two for the adversarial pass's statistics (one more
+backward pass), five for a clean pass's (a forward pass, and a backward pass for each of the two losses).
 
 It catches `F.batch_norm` itself, so it serves `nn.BatchNorm` layers and functional networks alike.
 """
