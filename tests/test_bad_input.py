@@ -11,7 +11,6 @@ import json
 import os
 import pickle
 import resource
-import shlex
 import shutil
 import signal
 import stat
@@ -33,10 +32,11 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
-from advibp import checkpoint, cli
+from advibp import checkpoint
 from advibp.data import archives
 from advibp.data.catalogue import find
 from advibp.errors import UserError
+from commands import call, halves
 
 torch.set_num_threads(1)
 
@@ -90,16 +90,6 @@ def evil():
 
 
 # Files
-
-
-def halves(count: int, size: int = 4) -> tuple[np.ndarray, np.ndarray]:
-    """Bright left or right halves, (N, size, size) uint8, and which."""
-    chance = np.random.RandomState(0)
-    y = chance.randint(0, 2, count)
-    x = chance.randint(0, 80, (count, size, size)).astype(np.uint8)
-    for i, label in enumerate(y):
-        x[i, :, label * size // 2 : (label + 1) * size // 2] += 150
-    return x, y
 
 
 def deflated(head: bytes, zeros: int) -> bytes:
@@ -487,14 +477,6 @@ BAD: dict[str, tuple[str, str]] = {
     **{name: (train(more=f"--recipe {recipe}.yaml"), word) for name, (recipe, word) in FROM_RECIPES.items()},
     **OTHERS,
 }
-
-
-def call(command: str) -> int:
-    """Run a command line; its exit code."""
-    try:
-        return cli.main(shlex.split(command))
-    except SystemExit as stop:
-        return int(stop.code or 0)
 
 
 def snapshot(folder: Path) -> dict[Path, tuple[int, int, int]]:

@@ -22,6 +22,7 @@ from advibp import Recipe, checkpoint, cli, data, open_run
 from advibp.methods import METHODS
 from advibp.recipe import shipped
 from advibp.verify import ibp
+from commands import call, halves
 
 torch.set_num_threads(1)
 
@@ -57,24 +58,6 @@ def moody(): return Moody(16, 2)
 def number(): return 5
 def fails(): raise RuntimeError("first line\\nsecond line")
 """
-
-
-def call(command: str) -> int:
-    """Run a command line; its exit code."""
-    try:
-        return cli.main(shlex.split(command))
-    except SystemExit as stop:
-        return int(stop.code or 0)
-
-
-def halves(count: int, size: int = 4) -> tuple[np.ndarray, np.ndarray]:
-    """Bright left or right halves, (N, size, size) uint8, and which."""
-    chance = np.random.RandomState(0)
-    y = chance.randint(0, 2, count)
-    x = chance.randint(0, 80, (count, size, size)).astype(np.uint8)
-    for i, label in enumerate(y):
-        x[i, :, label * size // 2 : (label + 1) * size // 2] += 150
-    return x, y
 
 
 def save_npz(path: Path, x: np.ndarray, y: np.ndarray, labels: int | None = None) -> None:

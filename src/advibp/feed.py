@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from advibp import checkpoint
 from advibp.augment import augment
 from advibp.data import Data, Lazy, Loader, Split
 from advibp.randomness import mix
@@ -19,6 +21,7 @@ class Feed:
     def __init__(self, data: Data, recipe: Recipe, device: torch.device) -> None:
         self.images: Split | Lazy | Loader = data.train
         self.recipe, self.device = recipe, device
+        self._examples: dict[int, tuple[Tensor, Tensor]] = {}
         if isinstance(self.images, Split):
             self.images = Split(self.images.x.to(device), self.images.y.to(device))
         if isinstance(self.images, Loader):
@@ -29,12 +32,19 @@ class Feed:
             self.steps_per_epoch = len(self.images) // self.batch_size
 
     def example(self, count: int) -> tuple[Tensor, Tensor]:
-        """The first images and labels, to look at the network with."""
-        if isinstance(self.images, Loader):
-            x, y = next(self.images.batches(0))
-        else:
-            x, y = self.images.batch(torch.arange(min(count, len(self.images))))
-        return x[:count].to(self.device), y[:count].to(self.device)
+        """The first images and labels, to look at the network with; read once."""
+        if count not in self._examples:
+            if isinstance(self.images, Loader):
+                x, y = next(self.images.batches(0))
+            else:
+                x, y = self.images.batch(torch.arange(min(count, len(self.images))))
+            self._examples[count] = x[:count].to(self.device), y[:count].to(self.device)
+        return self._examples[count]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of a part of the images, which tells one data set from another."""
+        return checkpoint.fingerprint(self.images.sample())
 
     def order(self, epoch: int) -> Tensor:
         """The images of an epoch (counted from 0) in the order in which they are seen."""

@@ -98,7 +98,7 @@ class RunFolder:
         tensors = {f"net.{k}": v for k, v in training.net.state_dict().items()}
         tensors |= {f"optimizer.{k}": v for k, v in checkpoint.optimizer_tensors(training.optimizer).items()}
         tensors |= {f"weighting.{k}": v for k, v in training.weighting.state().items()}
-        facts |= {"steps": training.steps, "c_max": training.c_max, "data": _data_print(training)}
+        facts |= {"steps": training.steps, "c_max": training.c_max, "data": training.feed.fingerprint}
         facts |= {"recipe": training.recipe.as_dict()}
         checkpoint.save(self.checkpoints / checkpoint.file_name(training.steps), tensors, facts)
         checkpoint.prune(self.checkpoints, KEPT_CHECKPOINTS)
@@ -131,7 +131,7 @@ class RunFolder:
             # recipe.yaml may have been edited since.
             begun = facts["steps"] > training.course.main
             self._agree(facts["recipe"], training.recipe, but=_WHERE if begun else (*_WHERE, *_LATER))
-            if facts["data"] != _data_print(training):
+            if facts["data"] != training.feed.fingerprint:
                 raise UserError(f"{self.path} was trained on other images than these; resume it with its own data.")
             checkpoint.load_weights(training.net, checkpoint.group("net", tensors), path)
             training.steps, training.c_max = facts["steps"], facts["c_max"]
@@ -203,11 +203,6 @@ class RunFolder:
     def save_stage(self, stage: int, net: nn.Module, facts: dict[str, Any]) -> None:
         self.after_stage(stage).parent.mkdir(exist_ok=True)
         checkpoint.save(self.after_stage(stage), net.state_dict(), facts)
-
-
-def _data_print(training: Training) -> str:
-    """Fingerprint of a part of the training images, which tells one data set from another."""
-    return checkpoint.fingerprint(training.feed.images.sample())
 
 
 def hardware() -> dict[str, Any]:

@@ -23,6 +23,7 @@ from advibp.errors import UserError
 from advibp.events import Events
 from advibp.folder import RunFolder, hardware
 from advibp.means import EpochMeans
+from advibp.modes import modes_kept
 from advibp.randomness import untouched_global_state
 from advibp.recipe import Recipe
 from advibp.stopping import Stopped, StopRequest
@@ -64,12 +65,10 @@ def train(
         recipe = Recipe.load(recipe, **{"data": data.name, "net": type(net).__name__, **options})
     folder = RunFolder(Path(out)) if out is not None else None
     goes_on = folder is not None and resume and folder.exists
-    modes = [(module, module.training) for module in net.modules()]
-    with StopRequest() as stop, untouched_global_state(), ExitStack() as last:
-        last.callback(_give_back, modes)
+    with StopRequest() as stop, untouched_global_state(), modes_kept(net), ExitStack() as held:
         if folder and goes_on:
             folder.same_run(recipe)
-            last.enter_context(folder.held())
+            held.enter_context(folder.held())
         training = Training(net, data, recipe)
         training.check()
         facts: dict[str, Any] = {}
@@ -79,14 +78,9 @@ def train(
                 print(f"passed over: {message}", file=sys.stderr)
         elif folder:
             folder.create(recipe)
-            last.enter_context(folder.held())
+            held.enter_context(folder.held())
         with show or Live(Console(stderr=True)) as display:
             return _Keeper(training, folder, display, stop, facts).run()
-
-
-def _give_back(modes: list[tuple[nn.Module, bool]]) -> None:
-    for module, training in modes:
-        module.training = training
 
 
 class _Keeper:
@@ -256,12 +250,11 @@ def first_net(recipe: Recipe, data: Data, *, weights: bool = True) -> nn.Module:
 
 def _learn_shapes(net: nn.Module, data: Data) -> None:
     """Lazy layers get their parameters from a first image."""
-    modes = [(module, module.training) for module in net.modules()]
     try:
-        net.eval()(data.validation.x[:1])  # looking must not touch BatchNorm's statistics
+        with modes_kept(net):
+            net.eval()(data.validation.x[:1])  # looking must not touch BatchNorm's statistics
     except Exception as error:  # a network of one's own may raise anything
         raise UserError(f"The network can't take images of shape {data.input_shape}: {error}") from error
-    _give_back(modes)
 
 
 def _build(recipe: Recipe, shape: Sequence[int], classes: int, data: Data | None = None) -> nn.Module:

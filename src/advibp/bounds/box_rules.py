@@ -95,15 +95,9 @@ def batch_norm(
         unsupported(
             "BatchNorm in training mode has no rule", "call net.eval() first, and its running statistics are used."
         )
-    return normalize(input, running_mean, running_var, weight, bias, eps)
-
-
-def normalize(
-    input: Box, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5
-) -> Box:
-    """weight (z - mean) / sqrt(var + eps) + bias for z (B, C, ...) and the rest (C,): affine in each channel."""
-    scale = (var + eps).rsqrt() if weight is None else weight.abs() * (var + eps).rsqrt()
-    center = F.batch_norm(input.center, mean, var, weight, bias, False, 0.0, eps)
+    # Affine in each channel.
+    scale = (running_var + eps).rsqrt() if weight is None else weight.abs() * (running_var + eps).rsqrt()
+    center = F.batch_norm(input.center, running_mean, running_var, weight, bias, False, 0.0, eps)
     return Box._of(center, input.radius * scale.view(-1, *[1] * (input.ndim - 2)))
 
 

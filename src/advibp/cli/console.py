@@ -20,15 +20,15 @@ def fraction(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is no number; write 0.3 or 8/255") from None
 
 
-def count(text: str) -> int:
+def count(text: str, least: int = 1) -> int:
     try:
-        return int(integer(1)(text))
+        return int(integer(least)(text))
     except ValueError as wanted:
         raise argparse.ArgumentTypeError(f"{text!r} is given, but it must be {wanted}") from None
 
 
 def stage_of(text: str) -> int:
-    return count(str(int(text) + 1)) - 1 if text.isdecimal() else count(text)
+    return count(text, least=0)
 
 
 def shape_of(text: str) -> tuple[int, ...]:

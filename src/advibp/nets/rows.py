@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from advibp.modes import modes_kept
 from advibp.nets.building import checked_shape
 from advibp.nets.structures import Conv
 
@@ -30,16 +31,13 @@ def summary(net: nn.Module, input_shape: Sequence[int] = (1, 28, 28)) -> list[Ro
 
     layers = [m for m in net.modules() if not list(m.children()) and type(m) is not nn.Sequential]
     hooks = [m.register_forward_hook(note) for m in layers]
-    modes = [(m, m.training) for m in net.modules()]
     like = next(net.parameters(), torch.empty(0))
     try:
-        with torch.no_grad():  # eval: a dry run must not touch BatchNorm's statistics
+        with modes_kept(net), torch.no_grad():  # eval: a dry run must not touch BatchNorm's statistics
             net.eval()(torch.zeros(1, *checked_shape(input_shape), dtype=like.dtype, device=like.device))
     finally:
         for hook in hooks:
             hook.remove()
-        for module, mode in modes:
-            module.training = mode
     return rows
 
 

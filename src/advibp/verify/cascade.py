@@ -21,6 +21,7 @@ from torch.utils.data import Dataset
 from advibp import attacks, checkpoint
 from advibp.data import Lazy, Split
 from advibp.errors import UserError
+from advibp.modes import modes_kept
 from advibp.progress import Counting
 from advibp.verify import ibp
 from advibp.verify.precision import full_precision
@@ -96,7 +97,8 @@ def certify(
     folder = Path(out) if out is not None else None
     found: list[Record] = []
     prints: dict[int, str] = {}
-    with full_precision(), _evaluating(net), ExitStack() as held, Counting("certifying") as counting:
+    with full_precision(), modes_kept(net), ExitStack() as held, Counting("certifying") as counting:
+        net.eval()
         cascade = Cascade(net, by, attack or Attack(), folder, seed, _check(net, images, by))
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
@@ -129,18 +131,6 @@ def _readable(images: Images | tuple[Tensor, Tensor] | Dataset[Any]) -> Images:
             )
         return Split(x, y)
     return Lazy(images) if isinstance(images, Dataset) else images
-
-
-@contextmanager
-def _evaluating(net: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and afterwards every layer in the mode it came in."""
-    modes = [(module, module.training) for module in net.modules()]
-    net.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 @dataclass(frozen=True)
