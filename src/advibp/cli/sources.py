@@ -8,7 +8,6 @@ from torch import nn
 
 from advibp import data as datasets
 from advibp import nets
-from advibp.data import catalogue
 from advibp.progress import Fetching
 from advibp.recipe import Recipe
 
@@ -16,11 +15,15 @@ Test = datasets.Split | datasets.Lazy
 
 
 def load_data(recipe: Recipe, source: str, limit: int | None, root: str | None = None) -> datasets.Data:
-    root = root or recipe.data_root
-    if source in catalogue.NAMES:  # load would fetch it too, but in silence
-        with Fetching() as fetching:
-            catalogue.locate(source, root, progress=fetching.progress)
-    return datasets.load(source, validation=recipe.validation, limit=limit, root=root, size=recipe.size)
+    with Fetching() as fetching:
+        return datasets.load(
+            source,
+            validation=recipe.validation,
+            limit=limit,
+            root=root or recipe.data_root,
+            size=recipe.size,
+            progress=fetching.progress,
+        )
 
 
 def own_net(args: argparse.Namespace) -> nn.Module | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
@@ -36,19 +37,20 @@ def load(
     root: str | Path | None = None,
     size: int | None = None,
     fetch: bool = True,
+    progress: Callable[[str, int, int | None], None] | None = None,
 ) -> Data:
     """The data set ``source``: a name of `NAMES`, an .npz file, or a folder of idx files, CIFAR's or SVHN's files or
     images.
 
     ``validation`` images are taken out of the training set, always the same ones; ``limit`` then keeps that many of
     the training images that remain. A set known by name is looked for under ``root`` and, if ``fetch`` allows it,
-    fetched; MNIST ships inside. Images of a folder are resized to ``size`` x ``size``, which must be given if they
-    differ (GTSRB by name: 32).
+    fetched, of which ``progress(what, bytes done, bytes in all)`` is told; MNIST ships inside. Images of a folder are
+    resized to ``size`` x ``size``, which must be given if they differ (GTSRB by name: 32).
     """
     _check_size(size)
     if isinstance(source, str) and source in NAMES:
         name = source
-        arrays, class_names = _read_named(source, root, size, fetch)
+        arrays, class_names = _read_named(source, root, size, fetch, progress)
     else:
         path = Path(os.path.expanduser(source))
         name = path.stem
@@ -56,13 +58,19 @@ def load(
     return assemble(arrays, name, str(source), validation, limit, class_names=class_names)
 
 
-def _read_named(name: str, root: str | Path | None, size: int | None, fetch: bool) -> _Read:
+def _read_named(
+    name: str,
+    root: str | Path | None,
+    size: int | None,
+    fetch: bool,
+    progress: Callable[[str, int, int | None], None] | None,
+) -> _Read:
     if name == "mnist":
         _refuse_size(size, name)
         return idx.read_folder(resources.files("advibp").joinpath(name)), None
     from advibp.data import catalogue  # here, as it brings what fetching needs, and most runs fetch nothing
 
-    arrays, found = _read_folder(catalogue.locate(name, root, fetch), size or _SIZES.get(name))
+    arrays, found = _read_folder(catalogue.locate(name, root, fetch, progress), size or _SIZES.get(name))
     return arrays, tuple(_CLASSES[name].split(", ")) if name in _CLASSES else found
 
 
