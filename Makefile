@@ -28,7 +28,7 @@ test: $(VENV)/.installed-dev
 endure: $(VENV)/.installed-dev
 	$(BIN)/python tests/endurance/kill_nine.py --kills 100 --minutes 15
 
-bench: $(VENV)/.installed
+bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/steps.py
 
 lint: $(VENV)/.installed-dev

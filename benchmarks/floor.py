@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from advibp.image_gradient import MOST_CHANNELS, input_gradient
+
 
 class Layer(NamedTuple):
     """A convolution or linear layer of a chain, what enters it and the gradient that comes back to it."""
@@ -28,10 +30,14 @@ class Layer(NamedTuple):
     def backward(self, weight: Tensor, to_input: bool, to_weight: bool) -> None:
         m = self.module
         if isinstance(m, nn.Conv2d):
-            torch.ops.aten.convolution_backward(
-                self.gradient, self.x, weight, [len(weight)], m.stride, m.padding, m.dilation, False, [0, 0], m.groups,
-                [to_input, to_weight, to_weight],
-            )  # fmt: skip
+            if to_input and weight.shape[1] <= MOST_CHANNELS:  # the image's gradient, as the step itself takes it
+                input_gradient(self.gradient, weight, self.x.shape[2:], m.stride, m.padding)  # type: ignore[arg-type]
+                to_input = False
+            if to_input or to_weight:
+                torch.ops.aten.convolution_backward(
+                    self.gradient, self.x, weight, [len(weight)], m.stride, m.padding, m.dilation, False, [0, 0],
+                    m.groups, [to_input, to_weight, to_weight],
+                )  # fmt: skip
             return
         if to_input:
             self.gradient @ weight
@@ -51,11 +57,11 @@ class Floor:
         self._backward()
 
     def adversarial(self) -> None:
-        """The attack, forward and back to the image; the loss at its point, back to the weights and the image."""
+        """The attack, forward and back to the image; the loss at its point, back to the weights."""
         self._forward()
         self._backward(to_image=True, to_weights=False)
         self._forward()
-        self._backward(to_image=True)
+        self._backward()
 
     def ibp(self) -> None:
         """Centre and radius."""

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from advibp.image_gradient import image
+
 Net = Callable[[Tensor], Tensor]
 Range = tuple[float, float] | None
 LossName = Literal["ce", "margin"]
@@ -37,7 +39,7 @@ def _ascend(net: Net, x: Tensor, y: Tensor, loss: LossName) -> tuple[Tensor, Ten
     """Sign of the loss's input gradient at x, and the logits there. Parameters get no gradient."""
     x = x.detach().requires_grad_()
     with torch.enable_grad():
-        logits = net(x)
+        logits = net(image(x))
         (grad,) = torch.autograd.grad(attack_loss(logits, y, loss).sum(), x)
     return grad.sign_(), logits.detach()
 
@@ -145,5 +147,5 @@ def fosc(x_adv: Tensor, gradient: Tensor, lower: Tensor, upper: Tensor) -> Tenso
     c = max over x' in [lower, upper] of <x' - x_adv, g>, which separates per element. Zero means a stationary point,
     the strongest attack of first order. On the unclipped ball this is the paper's eps |g|_1 - <x_adv - x, g>.
     """
-    gain = torch.where(gradient > 0, (upper - x_adv) * gradient, (lower - x_adv) * gradient)
+    gain = torch.maximum((upper - x_adv).mul_(gradient), (lower - x_adv).mul_(gradient))
     return gain.flatten(1).sum(1)

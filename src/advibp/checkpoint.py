@@ -16,6 +16,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from advibp.errors import UserError
+from advibp.layout import laid_out_like
 
 try:
     import fcntl
@@ -144,10 +145,12 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    params = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         number, key = name.split(".", 1)
-        state.setdefault(int(number), {})[key] = value
+        like = params[int(number)]
+        state.setdefault(int(number), {})[key] = laid_out_like(value, like) if value.shape == like.shape else value
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 

@@ -10,12 +10,13 @@ from torch import Tensor
 from advibp import attacks, batchnorm
 from advibp.attacks import Range
 from advibp.bounds import Box
+from advibp.image_gradient import image
 
 PIXELS: Range = (0.0, 1.0)
 
 
 class Evaluation(NamedTuple):
-    """A scalar loss (batch mean) and, for an adversarial one, the point it was taken at, for FOSC."""
+    """A scalar loss (batch mean) and, for an adversarial one, the point it was taken at, if FOSC is wanted there."""
 
     loss: Tensor
     point: Tensor | None = None
@@ -25,20 +26,29 @@ class Objective(Protocol):
     """A loss over the set of all points within eps of x, and within `within`. A latent set is given by its centre, its
     radius per neuron, and no `within`."""
 
-    def __call__(self, net: Any, x: Tensor, y: Tensor, eps: float | Tensor, within: Range = PIXELS) -> Evaluation: ...
+    def __call__(
+        self, net: Any, x: Tensor, y: Tensor, eps: float | Tensor, within: Range = PIXELS, *, wants_fosc: bool = False
+    ) -> Evaluation: ...
 
 
-def regular(net: Any, x: Tensor, y: Tensor, eps: float | Tensor, within: Range = PIXELS) -> Evaluation:
+def regular(
+    net: Any, x: Tensor, y: Tensor, eps: float | Tensor, within: Range = PIXELS, *, wants_fosc: bool = False
+) -> Evaluation:
     """L(f(x), y)."""
     return Evaluation(F.cross_entropy(net(x), y))
 
 
-def adversarial(net: Any, x: Tensor, y: Tensor, eps: float | Tensor, within: Range = PIXELS) -> Evaluation:
-    """L(f(x_adv), y) with x_adv from FGSM + random init. x_adv asks for its gradient: FOSC comes out of the
-    loss's own backward pass."""
+def adversarial(
+    net: Any, x: Tensor, y: Tensor, eps: float | Tensor, within: Range = PIXELS, *, wants_fosc: bool = False
+) -> Evaluation:
+    """L(f(x_adv), y) with x_adv from FGSM + random init. With `wants_fosc` x_adv asks for its gradient, which comes out
+    of the loss's own backward pass."""
     with batchnorm.quietly():
-        x_adv = attacks.fgsm_random(net, x, y, eps, within=within).requires_grad_()
-    return Evaluation(F.cross_entropy(net(x_adv), y), x_adv)
+        x_adv = attacks.fgsm_random(net, x, y, eps, within=within)
+    if not wants_fosc:
+        return Evaluation(F.cross_entropy(net(x_adv), y))
+    x_adv.requires_grad_()
+    return Evaluation(F.cross_entropy(net(image(x_adv)), y), x_adv)
 
 
 def margin_loss(margins: Tensor, y: Tensor) -> Tensor:
@@ -46,6 +56,8 @@ def margin_loss(margins: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(-margins, y)
 
 
-def ibp(net: Any, x: Tensor, y: Tensor, eps: float | Tensor, within: Range = PIXELS) -> Evaluation:
+def ibp(
+    net: Any, x: Tensor, y: Tensor, eps: float | Tensor, within: Range = PIXELS, *, wants_fosc: bool = False
+) -> Evaluation:
     """L(-m_IBP, y): the abstract loss over the set."""
     return Evaluation(margin_loss(net(Box.ball(x, eps, within)).lower_margins(y), y))

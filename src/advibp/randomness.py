@@ -16,6 +16,15 @@ def mix(seed: int, stream: int, count: int) -> int:
     return (z ^ (z >> 31)) & (2**63 - 1)
 
 
+def seed_everything(seed: int, device: torch.device) -> None:
+    """Seed the generators that a step on this device may draw from. torch.manual_seed also looks for devices that are
+    not there, which takes longer than a small layer."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
 @contextmanager
 def untouched_global_state() -> Iterator[None]:
     """Training seeds torch's global generator and sets the thread count; the caller gets both back."""

@@ -22,6 +22,7 @@ from advibp.display import Display, Live
 from advibp.errors import UserError
 from advibp.events import Events
 from advibp.folder import RunFolder, hardware
+from advibp.layout import layout_kept
 from advibp.means import EpochMeans
 from advibp.modes import modes_kept
 from advibp.randomness import untouched_global_state
@@ -65,7 +66,7 @@ def train(
         recipe = Recipe.load(recipe, **{"data": data.name, "net": type(net).__name__, **options})
     folder = RunFolder(Path(out)) if out is not None else None
     goes_on = folder is not None and resume and folder.exists
-    with StopRequest() as stop, untouched_global_state(), modes_kept(net), ExitStack() as held:
+    with StopRequest() as stop, untouched_global_state(), modes_kept(net), layout_kept(net), ExitStack() as held:
         if folder and goes_on:
             folder.same_run(recipe)
             held.enter_context(folder.held())

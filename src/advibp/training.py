@@ -14,18 +14,22 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from advibp import batchnorm, diagnosis, objectives, schedules
+from advibp import batchnorm, diagnosis, layout, objectives, recompute, schedules
 from advibp.data import Data
 from advibp.errors import UserError
 from advibp.feed import Feed
 from advibp.means import Step
 from advibp.methods import METHODS
 from advibp.objectives import Objective
-from advibp.randomness import mix
+from advibp.passes import Passes
+from advibp.randomness import mix, seed_everything
 from advibp.recipe import Recipe
-from advibp.stages import Inputs, Stages
+from advibp.stages import Stages
 from advibp.verify import ibp
 from advibp.weighting import FlatGradients, combine
+
+#: FOSC costs a backward pass to the image: it is measured where it decides, and for the log in every so many steps.
+FOSC_EVERY = 8
 
 
 @dataclass
@@ -43,10 +47,10 @@ class Training:
         self.device = resolve_device(recipe.device)
         if recipe.threads:
             torch.set_num_threads(recipe.threads)
-        self.channels_last = self.device.type == "cpu" and _has_convolutions(self.net, 3)
         self.net.to(self.device)
+        self.channels_last = layout.prefers_channels_last(self.net, self.device)
         if self.channels_last:
-            self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            layout.to_channels_last(self.net)
         self.stages = Stages(self.net)
         self.method = METHODS[recipe.method]
         self.timeline = recipe.timeline()
@@ -88,7 +92,7 @@ class Training:
         below: dict[Objective | None, int] = {objectives.regular: 3, objectives.adversarial: 5}
         cost = below.get(self.method.lower, 0) + (6 if self.method.upper else 0)
         if self.trains_batchnorm and self.method.upper:  # the gradient also flows through the statistics
-            if self._captures_clean(self.method.lower, self.method.upper):
+            if self.passes.captures_clean(self.method.lower, self.method.upper):
                 return cost + 3 + (2 if self.method.lower else 0)
             return cost + 2
         return cost
@@ -100,10 +104,18 @@ class Training:
         self.params = self.stages.begin(stage, self.feed.example(self.batch_size)[0] if stage else None)
         if not self.params:
             raise UserError("The network has no trainable parameter; set requires_grad on the ones to be trained.")
-        self.gradients = FlatGradients.zeros(self.params)
+        self.gradients = FlatGradients(self.params)
         self.optimizer = torch.optim.Adam(self.params, lr=self.recipe.lr, fused=True)
         self.weighting = self.method.weighting(self.recipe.beta1, self.recipe.beta2)
         self.trains_batchnorm = self._normalises_batches()
+        self.passes = Passes(
+            self.stages,
+            self.gradients,
+            trains_batchnorm=self.trains_batchnorm,
+            batchnorm_of=self.recipe.batchnorm,
+            at_once=self.recipe.at_once,
+            recompute=self.recipe.recompute,
+        )
 
     def _normalises_batches(self) -> bool:
         try:
@@ -134,6 +146,7 @@ class Training:
 
     def check(self) -> None:
         """Find a network that can't be bounded, or data that do not fit it, before an epoch is spent."""
+        self._check_memory_options()
         x, y = self.feed.example(2)
         with torch.no_grad():
             self.net.eval()
@@ -161,6 +174,16 @@ class Training:
             except Exception as error:
                 raise UserError(f"The network can't be run on a set of images: {error!r}") from error
 
+    def _check_memory_options(self) -> None:
+        recipe = self.recipe
+        if self.trains_batchnorm and (recipe.recompute or 0 < recipe.at_once < self.batch_size):
+            raise UserError(
+                "at_once and recompute can't keep the weights the same where BatchNorm is trained, as its statistics "
+                "are those of a whole batch; use a smaller batch_size, or call .eval() on the BatchNorm layers."
+            )
+        with recompute.recomputing(self.net, recipe.recompute):
+            pass
+
     def run_epoch(self) -> Iterator[Step]:
         """The steps that are left of the current epoch."""
         if self.finished:
@@ -176,57 +199,29 @@ class Training:
         """One step of Algorithm 2 on a batch: losses -> gradients -> weights -> one gradient -> optimiser."""
         if self.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
-        if self.stage:
-            self.stages.cut(x)  # recorded here if at all: what goes on within a step is not the network's own doing
-        torch.manual_seed(mix(self.recipe.seed, 1, self.steps))
+        self.passes.prepare(x)
+        seed_everything(mix(self.recipe.seed, 1, self.steps), self.device)
         t = self.course.at(self.steps).t
         phase, eps = self._phase(t)
         lower, upper = self._objectives(phase)
         c_t = self._c_t(t, x, y) if lower and upper and not self.stage else 0.0
 
-        rows = self.gradients.rows
-        loss_lower = loss_upper = fosc = weights = None
-        with batchnorm.step(self.net, self.trains_batchnorm) as statistics:
-            inputs = self.stages.inputs(x, eps)
-            if statistics and self._captures_clean(lower, upper):
-                statistics.capture(inputs.net, self.stages.clean(x))
-            if lower:
-                loss_lower, fosc = self._below(lower, inputs, y, keep_graph=bool(upper and statistics))
-                final = rows[0]
-            if upper:
-                loss_upper = self._above(upper, inputs, y)
-                final = rows[1]
-        if loss_lower is not None and loss_upper is not None:
-            weights = self.weighting.weights(0.0 if fosc is None else fosc, c_t)
-            final = combine(weights, rows, loss_upper)
-            self.weighting.update(rows)
-        taken = Step(phase, eps, loss_lower, loss_upper, fosc, weights, self.stage)
-        self._descend(final, t, taken, x)
+        logs_fosc = self.steps % FOSC_EVERY == 0
+        wants_fosc = logs_fosc or self.weighting.asks_fosc()
+        losses, weights = self.passes.run(lower, upper, x, y, eps, wants_fosc=wants_fosc), None
+        if losses.lower is not None and losses.upper is not None:
+            weights = self.weighting.weights(0.0 if losses.fosc is None else losses.fosc, c_t)
+            combine(weights, self.gradients.rows, losses.upper, out=self.gradients.final)
+            self.weighting.update(self.gradients.rows)
+        taken = Step(phase, eps, losses.lower, losses.upper, losses.fosc if logs_fosc else None, weights, self.stage)
+        self._descend(t, taken, x)
         self.steps += 1
         return taken
-
-    def _captures_clean(self, lower: Objective | None, upper: Objective | None) -> bool:
-        return upper is not None and (lower is None or self.recipe.batchnorm == "clean")
 
     def _phase(self, t: float) -> tuple[schedules.PhaseName, float]:
         if self.stage:
             return "latent", self.recipe.eps
         return self.timeline.phase(t), self.recipe.eps * self.timeline.eps_share(t)
-
-    def _below(self, objective: Objective, inputs: Inputs, y: Tensor, keep_graph: bool) -> tuple[Tensor, Tensor | None]:
-        """The lower loss, its gradient into row 0, and FOSC where there was an attack."""
-        loss, point = objective(inputs.net, inputs.x, y, inputs.eps, inputs.within)
-        if point is None:
-            self.gradients.take(0, loss, keep_graph=keep_graph)
-            return loss.detach(), None
-        (at_point,) = self.gradients.take(0, loss, (point,), keep_graph=keep_graph)
-        return loss.detach(), inputs.fosc(point, at_point)
-
-    def _above(self, objective: Objective, inputs: Inputs, y: Tensor) -> Tensor:
-        """The upper loss, its gradient into row 1."""
-        loss = objective(inputs.net, inputs.x, y, inputs.eps, inputs.within).loss
-        self.gradients.take(1, loss)
-        return loss.detach()
 
     def _objectives(self, phase: schedules.PhaseName) -> tuple[Objective | None, Objective | None]:
         match phase:
@@ -252,22 +247,20 @@ class Training:
 
     def _measure_fosc(self, x: Tensor, y: Tensor) -> float:
         """c_max = auto: FOSC of the warmed-up network at full eps, as the paper's appendix says."""
-        inputs = Inputs(self.net, x, self.recipe.eps)
         with self.stages.traceless():
-            loss, point = objectives.adversarial(self.net, x, y, self.recipe.eps)
-            assert point is not None
-            (gradient,) = torch.autograd.grad(loss, point)
-        return float(inputs.fosc(point, gradient))
+            losses = self.passes.run(objectives.adversarial, None, x, y, self.recipe.eps, wants_fosc=True)
+        assert losses.fosc is not None
+        return float(losses.fosc)
 
-    def _descend(self, gradient: Tensor, t: float, step: Step, x: Tensor) -> None:
-        recipe = self.recipe
+    def _descend(self, t: float, step: Step, x: Tensor) -> None:
+        recipe, gradient = self.recipe, self.gradients.final
         if recipe.l1:
             signs = torch.cat([(p.sign() if p.dim() > 1 else torch.zeros_like(p)).reshape(-1) for p in self.params])
-            gradient = gradient.add(signs.detach(), alpha=recipe.l1)
+            gradient.add_(signs.detach(), alpha=recipe.l1)
         norm = self._sound(torch.linalg.vector_norm(gradient), step, x)
         if recipe.clip and norm > recipe.clip:
-            gradient = gradient.mul(recipe.clip / norm)
-        self.gradients.assign(gradient)
+            gradient.mul_(recipe.clip / norm)
+        self.gradients.deliver()
         for group in self.optimizer.param_groups:
             group["lr"] = self._learning_rate(t)
         self.optimizer.step()
@@ -316,11 +309,6 @@ class Training:
         self.net.eval()
         held_out = self.data.validation
         return ibp.errors(self.net, held_out.x.to(self.device), held_out.y.to(self.device), self.recipe.eps)
-
-
-def _has_convolutions(net: nn.Module, count: int) -> bool:
-    """From three convolutions on channels_last makes a CPU's step faster, by up to a sixth; docs/performance.md."""
-    return sum(isinstance(module, nn.Conv2d) for module in net.modules()) >= count
 
 
 def resolve_device(name: str) -> torch.device:

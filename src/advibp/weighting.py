@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -47,6 +46,7 @@ class Weights(NamedTuple):
 class Weighting(Protocol):
     """Past gradient statistics in, weights out."""
 
+    def asks_fosc(self) -> bool: ...
     def weights(self, fosc: Tensor | float = 0.0, c_t: float = 0.0) -> Weights: ...
     def update(self, gradients: Tensor) -> None: ...
     def state(self) -> dict[str, Tensor]: ...
@@ -79,17 +79,29 @@ class Moments:
         self.t = 0
         self.m_hat: Tensor | None = None  # (2, n)
         self.v_hat: Tensor | None = None  # (2,)
+        self._five: tuple[float, float, float, float, float] | None = None  # what they come to, once asked for
+
+    def _numbers(self) -> tuple[float, float, float, float, float] | None:
+        """<m_adv, m_ibp>, the squares of their lengths, and the two v: all that the weights depend on."""
+        if self._five is None and self.m_hat is not None and self.v_hat is not None:
+            adv, ibp = self.m_hat
+            products = torch.cat([torch.mv(self.m_hat, adv), torch.dot(ibp, ibp)[None]]) / (1 - self.beta1**self.t) ** 2
+            # One transfer to the host for all five.
+            a, p, b, *v = torch.cat([products, self.v_hat / (1 - self.beta2**self.t)]).tolist()
+            self._five = p, a, b, v[0], v[1]
+        return self._five
+
+    def asks_fosc(self) -> bool:
+        """Whether the next weights will depend on FOSC: only if past gradients conflict."""
+        numbers = self._numbers()
+        return numbers is not None and not numbers[0] > 0
 
     def weights(self, fosc: Tensor | float = 0.0, c_t: float = 0.0) -> Weights:
         """Weights from the gradients of earlier steps only. FOSC is looked at only in a conflict."""
-        if self.m_hat is None or self.v_hat is None:
+        numbers = self._numbers()
+        if numbers is None:
             return Weights(0.5, 0.5, 0.0, "start", math.nan)
-        gram = self.m_hat @ self.m_hat.T / (1 - self.beta1**self.t) ** 2
-        v = self.v_hat / (1 - self.beta2**self.t)
-        # One transfer to the host for all five numbers.
-        a, p, _, b, v_adv, v_ibp = torch.cat([gram.flatten(), v]).tolist()
-        strong = p <= 0 and bool(fosc <= c_t)
-        return compute_weights(p, a, b, v_adv, v_ibp, strong=strong)
+        return compute_weights(*numbers, strong=self.asks_fosc() and bool(fosc <= c_t))
 
     def update(self, gradients: Tensor) -> None:
         """Take in this step's gradients (2, n), for the weights of the next step."""
@@ -99,6 +111,7 @@ class Moments:
         self.m_hat.lerp_(gradients, 1 - self.beta1)
         self.v_hat.lerp_(norms, 1 - self.beta2)
         self.t += 1
+        self._five = None
 
     def state(self) -> dict[str, Tensor]:
         if self.m_hat is None or self.v_hat is None:
@@ -110,6 +123,7 @@ class Moments:
         # Copies: `update` works in place, and must not write into the state it was loaded from.
         self.m_hat = state["m_hat"].clone() if state else None
         self.v_hat = state["v_hat"].clone() if state else None
+        self._five = None
 
 
 class Fixed:
@@ -117,6 +131,9 @@ class Fixed:
 
     def __init__(self, adv: float = 1.0, ibp: float = 1.0) -> None:
         self._weights = Weights(adv, ibp, 0.0, "fixed", math.nan)
+
+    def asks_fosc(self) -> bool:
+        return False
 
     def weights(self, fosc: Tensor | float = 0.0, c_t: float = 0.0) -> Weights:
         return self._weights
@@ -131,37 +148,61 @@ class Fixed:
         pass
 
 
-@dataclass
 class FlatGradients:
-    """Gradients of several losses as rows of one matrix (rows, n), in the order of `params`."""
+    """Gradients of several losses as rows of one matrix (rows, n), and their combination (n,), which the parameters'
+    .grad show: views into one buffer, in the order of `params`."""
 
-    params: Sequence[Tensor]
-    rows: Tensor
+    def __init__(self, params: Sequence[Tensor], rows: int = 2) -> None:
+        self.params = params
+        buffer = params[0].new_zeros(rows + 1, sum(p.numel() for p in params))
+        self.rows, self.final = buffer[:-1], buffer[-1]
+        self._views = [self._shaped(row) for row in buffer]
+        # A .grad must have the strides of its parameter; where those are not the usual ones it can't be a view.
+        self._strided = []
+        for p, view in zip(params, self._views[-1], strict=True):
+            p.grad = view if p.stride() == view.stride() else torch.zeros_like(p)
+            if p.grad is not view:
+                self._strided.append((p.grad, view))
 
-    @classmethod
-    def zeros(cls, params: Sequence[Tensor], rows: int = 2) -> FlatGradients:
-        return cls(params, params[0].new_zeros(rows, sum(p.numel() for p in params)))
+    def _shaped(self, flat: Tensor) -> list[Tensor]:
+        parts = flat.split([p.numel() for p in self.params])
+        return [part.view(p.shape) for part, p in zip(parts, self.params, strict=True)]
 
     def take(
-        self, row: int, loss: Tensor, extra: Sequence[Tensor] = (), *, keep_graph: bool = False
+        self,
+        row: int,
+        loss: Tensor,
+        extra: Sequence[Tensor] = (),
+        *,
+        share: float = 1.0,
+        add: bool = False,
+        keep_graph: bool = False,
     ) -> tuple[Tensor, ...]:
-        """Backward pass of `loss` into one row; returns the gradients with respect to `extra`."""
-        wanted = [*self.params, *extra]
-        grads = torch.autograd.grad(loss, wanted, materialize_grads=True, retain_graph=keep_graph)
-        torch.cat([g.reshape(-1) for g in grads[: len(self.params)]], out=self.rows[row])
-        return grads[len(self.params) :]
+        """Backward pass of `loss`, the gradient times `share` into one row or added to it; row -1 is `final`.
 
-    def assign(self, flat: Tensor) -> None:
-        """Let every parameter's .grad be its part of the flat vector (n,). Views, not copies."""
-        parts = flat.split([p.numel() for p in self.params])
-        for p, g in zip(self.params, parts, strict=True):
-            p.grad = g.view_as(p)
+        Returns the gradients with respect to `extra`.
+        """
+        found = torch.autograd.grad(loss, [*self.params, *extra], materialize_grads=True, retain_graph=keep_graph)
+        grads = list(found[: len(self.params)])
+        if add:
+            torch._foreach_add_(self._views[row], grads, alpha=share)
+        else:
+            torch._foreach_copy_(self._views[row], grads)
+            if share != 1:
+                torch._foreach_mul_(self._views[row], share)
+        return found[len(self.params) :]
+
+    def deliver(self) -> None:
+        """Let every .grad be its part of `final`."""
+        if self._strided:
+            grads, views = zip(*self._strided, strict=True)
+            torch._foreach_copy_(list(grads), list(views))
 
 
-def combine(weights: Weights, gradients: Tensor, ibp_loss: Tensor | float) -> Tensor:
+def combine(weights: Weights, gradients: Tensor, ibp_loss: Tensor | float, out: Tensor | None = None) -> Tensor:
     """g_final = kappa_adv g_adv + (kappa_IBP + 2 kappa_reg L_IBP) g_IBP, (2, n) -> (n,)."""
     k_adv, k_ibp = weights.of_gradients(float(ibp_loss) if weights.reg else 0.0)
-    return torch.mul(gradients[0], k_adv).add_(gradients[1], alpha=k_ibp)
+    return torch.mul(gradients[0], k_adv, out=out).add_(gradients[1], alpha=k_ibp)
 
 
 def joint_backward(
@@ -177,10 +218,11 @@ def joint_backward(
     trainable = [p for p in params if p.requires_grad]
     if not trainable:
         raise UserError("joint_backward got no trainable parameter; pass list(net.parameters()), no used-up iterator.")
-    flat = FlatGradients.zeros(trainable)
+    flat = FlatGradients(trainable)
     flat.take(0, lower, keep_graph=True)  # both losses may come from one forward pass
     flat.take(1, upper)
     weights = weighting.weights(fosc, c_t)
-    flat.assign(combine(weights, flat.rows, upper.detach()))
+    combine(weights, flat.rows, upper.detach(), out=flat.final)
+    flat.deliver()
     weighting.update(flat.rows)
     return weights

@@ -105,7 +105,7 @@ def test_no_name_whatever_leads_outside(tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("names")
     try:
         write(folder / "archive", {name: b"x"})
-    except (UnicodeError, ValueError):
+    except (UnicodeError, ValueError, IndexError):  # zipfile cuts a name at its first NUL, and trips over an empty one
         return
     before = set(os.listdir(folder))
     try:

@@ -70,7 +70,7 @@ class Box(Value):
         _check_size("eps", eps)
         if within is None:
             return cls(x, eps)
-        box = _between((x - eps).clamp(min=within[0]), (x + eps).clamp(max=within[1]))
+        box = _between((x - eps).clamp_(min=within[0]), (x + eps).clamp_(max=within[1]))
         if not bool((box.radius >= 0).all()):  # NaN too. This waits for the device, but only at a network's entrance
             raise UserError(f"some of x is NaN or lies outside of {within} by more than eps; scale x or set `within`.")
         return box
