@@ -57,11 +57,12 @@ class Floor:
         self._backward()
 
     def adversarial(self) -> None:
-        """The attack, forward and back to the image; the loss at its point, back to the weights."""
+        """The attack, forward and back to the image; the loss at its point, back to the weights and, for FOSC, to the
+        image."""
         self._forward()
         self._backward(to_image=True, to_weights=False)
         self._forward()
-        self._backward()
+        self._backward(to_image=True)
 
     def ibp(self) -> None:
         """Centre and radius."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -35,12 +36,12 @@ def attack_loss(logits: Tensor, y: Tensor, loss: LossName) -> Tensor:
     return (logits - true).scatter(1, y[:, None], -torch.inf).amax(1)
 
 
-def _ascend(net: Net, x: Tensor, y: Tensor, loss: LossName) -> tuple[Tensor, Tensor]:
-    """Sign of the loss's input gradient at x, and the logits there. Parameters get no gradient."""
+def ascend(net: Net, x: Tensor, loss: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Sign of the input gradient at x of loss(logits) (B,), and the logits there. Parameters get no gradient."""
     x = x.detach().requires_grad_()
     with torch.enable_grad():
         logits = net(image(x))
-        (grad,) = torch.autograd.grad(attack_loss(logits, y, loss).sum(), x)
+        (grad,) = torch.autograd.grad(loss(logits).sum(), x)
     return grad.sign_(), logits.detach()
 
 
@@ -57,8 +58,8 @@ def fgsm(
 ) -> Tensor:
     """One signed gradient step of `step` * eps, projected on the feasible set. x (B, ...), y (B,) -> x_adv (B, ...)."""
     lower, upper = feasible(x, eps, within)
-    start = _random_start(x, eps, lower, upper) if random_start else x
-    sign, _ = _ascend(net, start, y, loss)
+    start = uniform_start(x, eps, lower, upper) if random_start else x
+    sign, _ = ascend(net, start, partial(attack_loss, y=y, loss=loss))
     return torch.clamp(start + step * eps * sign, lower, upper)
 
 
@@ -69,9 +70,10 @@ def fgsm_random(
     return fgsm(net, x, y, eps, step=step, random_start=True, within=within)
 
 
-def _random_start(
+def uniform_start(
     x: Tensor, eps: Tensor | float, lower: Tensor, upper: Tensor, generators: Sequence[torch.Generator] | None = None
 ) -> Tensor:
+    """A point of the set for each image, uniform in its ball before the projection. `generators`: one per image."""
     if generators is None:
         noise = torch.empty_like(x).uniform_(-1, 1)
     else:
@@ -119,15 +121,16 @@ def pgd(
         rows = torch.nonzero(~broken).flatten() if stop_on_success else torch.arange(len(x), device=x.device)
         lo, up, far, label = lower[rows], upper[rows], reach[rows], y[rows]
         chances = [generators[i] for i in rows.tolist()] if generators is not None and len(rows) else None
-        now = _random_start(x[rows], far, lo, up, chances) if random_start else x[rows]
+        now = uniform_start(x[rows], far, lo, up, chances) if random_start else x[rows]
         for k in range(steps + 1):
             if len(rows) == 0:
                 break
+            objective = partial(attack_loss, y=label, loss=loss)
             # The last iterate is only looked at; every other one costs a single forward and backward.
-            sign, logits = _ascend(net, now, label, loss) if k < steps else (None, net(now))
+            sign, logits = ascend(net, now, objective) if k < steps else (None, net(now))
             # A point at which the network overflows is no counterexample.
             wrong = (logits.argmax(1) != label) & logits.isfinite().all(1)
-            value = attack_loss(logits, label, loss)
+            value = objective(logits)
             # A misclassified point always beats a correctly classified one, whatever their losses.
             better = (wrong & ~broken[rows]) | ((wrong == broken[rows]) & (value > highest[rows]))
             hit = rows[better]

@@ -1,9 +1,9 @@
 """The gradient with respect to the image, which attacks and FOSC ask for, by a matrix product.
 
 An image has few channels, and for few input channels a CPU's transposed convolution takes two to five times as long as
-the same gradient written as W^T g, one column of pixels per output pixel, and one shifted sum per weight. `net(image(x))` runs
-any network so that its first convolution uses that. The forward pass and the weights' gradient stay torch's own. There
-are no second derivatives: who asks for one is refused.
+the same gradient written as W^T g, one column of pixels per output pixel, and one shifted sum per weight.
+`net(image(x))` runs any network so that its first convolution uses that. The forward pass and the weights' gradient
+stay torch's own. There are no second derivatives: who asks for one is refused.
 """
 
 from __future__ import annotations

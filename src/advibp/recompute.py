@@ -44,8 +44,8 @@ def recomputing(net: Any, wanted: bool = True) -> Iterator[None]:
     found = chains(net) if wanted and isinstance(net, nn.Module) else []
     if wanted and not found:
         raise UserError(
-            "recompute works on an nn.Sequential with at least four layers that hold weights, and this network, or what "
-            "a layer-wise stage leaves of it, has none; set at_once instead."
+            "recompute works on an nn.Sequential with at least four layers that hold weights, and this network, or "
+            "what a layer-wise stage leaves of it, has none; set at_once instead."
         )
     for chain in found:
         chain.forward = _through(groups(chain))  # type: ignore[method-assign]

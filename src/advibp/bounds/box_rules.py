@@ -15,7 +15,6 @@ Each element's range is exact; what IBP loses, it loses by forgetting the relati
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -23,33 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from advibp.bounds.box import RULES, Box, LastLayer, Operand, _between, version_of
-from advibp.bounds.dispatch import Func, name_of, spellings, unsupported
+from advibp.bounds.dispatch import Func, name_of, unsupported
 
-
-def rule(names: str, *funcs: Func) -> Callable[[Func], Func]:
-    """Register a rule that looks at all its arguments itself, for these names in all spellings and these functions."""
-
-    def register(body: Func) -> Func:
-        RULES.update(dict.fromkeys([*spellings(names), *funcs], body))
-        return body
-
-    return register
-
-
-def unary(names: str, *funcs: Func) -> Callable[[Func], Func]:
-    """Register a rule for one box and constants; the function may have an option `inplace`."""
-
-    def register(body: Func) -> Func:
-        def checked(func: Func, input: Box, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
-            if not isinstance(input, Box) or any(isinstance(value, Box) for value in (*args, *kwargs.values())):
-                unsupported(f"{name_of(func)} takes a Box as its input alone, the rest must be constant")
-            result = body(func, input, *args, **kwargs)
-            return input._become(result) if inplace and result is not input else result
-
-        rule(names, *funcs)(checked)
-        return body
-
-    return register
+rule, unary = RULES.rule, RULES.unary
 
 
 @unary("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d")
@@ -177,10 +152,13 @@ def div(func: Func, input: Any, other: Any, *, rounding_mode: str | None = None)
     return Box._of(center, _like(input.radius / _size(other), center))
 
 
-@unary(
+POSITIVE = (
     "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d mean sum cumsum "
     "clone flip roll repeat tile index_select gather pixel_shuffle pixel_unshuffle channel_shuffle"
 )
+
+
+@unary(POSITIVE)
 def positive(func: Func, input: Box, *args: Any, **kwargs: Any) -> Box:
     if (kwargs.get("divisor_override") or 1) < 0:
         unsupported(f"{name_of(func)} with a negative divisor has no rule for a Box")
@@ -322,26 +300,17 @@ def with_indices(func: Func, *args: Any, **kwargs: Any) -> NoReturn:
     unsupported(f"{name_of(func)}: return_indices has no meaning for a Box, whose largest element varies")
 
 
-@unary(
+METADATA = (
     "size dim ndimension numel nelement stride is_floating_point is_complex is_contiguous element_size itemsize nbytes "
     "get_device is_cuda is_cpu is_mps is_xpu is_meta layout is_sparse is_quantized is_nested "
     "zeros_like ones_like full_like new_zeros new_ones new_full new_tensor"
 )
+
+
+@unary(METADATA)
 def metadata(func: Func, input: Box, *args: Any, **kwargs: Any) -> Any:
     """What depends on shape, dtype and device alone; the result is a constant."""
     return func(input.center, *args, **kwargs)
 
 
-def _in_place(base: Func) -> Func:
-    """The rule of `base_`, which changes its first argument."""
-
-    def change(func: Func, input: Any, *args: Any, **kwargs: Any) -> Box:
-        if not isinstance(input, Box):
-            unsupported(f"{name_of(func)} cannot write a Box into a tensor", "use an operation that is not in place.")
-        return input._become(RULES[base](base, input, *args, **kwargs))
-
-    return change
-
-
-for _base in [func for func in RULES if func.__name__ not in VIEWS.split()]:
-    RULES.update(dict.fromkeys(spellings(f"{_base.__name__}_"), _in_place(_base)))
+RULES.in_place(VIEWS)
