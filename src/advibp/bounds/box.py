@@ -11,20 +11,15 @@ outward rounding: they hold up to rounding errors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeAlias, Union
 
 import torch
 from torch import Tensor
 
-from advibp.bounds.dispatch import Func, Value, name_of, unsupported
+from advibp.bounds.dispatch import Func, Rules, Value, exactly, unsupported
 from advibp.errors import UserError
 
 Operand: TypeAlias = Union["Box", Tensor, float]
-
-#: torch function, Tensor method or getter of a Tensor property -> rule(func, *args, **kwargs). box_rules.py fills it.
-RULES: dict[Func, Callable[..., Any]] = {}
 
 
 class LastLayer(NamedTuple):
@@ -114,7 +109,7 @@ class Box(Value):
     def _check_current(self) -> None:
         if self._seen != self._changes[0]:
             advice = "use that view, or an operation that is not in place."
-            unsupported("this Box was changed in place through another view of it", advice)
+            unsupported("this set was changed in place through another view of it", advice)
 
     @property
     def center(self) -> Tensor:
@@ -172,19 +167,12 @@ class Box(Value):
         weight = self._last.weight
         if self._last.version != version_of(weight):
             raise UserError("the last layer's weights have changed since this Box was made; run the network again.")
-        with _exactly(self.device.type):
+        with exactly(self.device.type):
             return center, _margin_radius(weight, self._last.input.radius, y)
 
     @classmethod
     def apply(cls, func: Func, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        rule = RULES.get(func)
-        if rule is None:
-            unsupported(f"{name_of(func)} has no rule for a Box")
-        if kwargs.get("out") is not None:
-            unsupported(f"{name_of(func)} cannot write a Box to out=")
-        device = _device_type(args or tuple(kwargs.values()))
-        with _exactly(device):
-            return rule(func, *args, **kwargs)
+        return RULES.run(func, args, kwargs)
 
     @classmethod
     def knows(cls, func: Func) -> bool:
@@ -217,6 +205,9 @@ class Box(Value):
         if self.ndim == 0:
             unsupported("a Box of no dimensions has no length")
         return len(self._center)
+
+
+RULES = Rules(Box)
 
 
 def _between(lower: Tensor, upper: Tensor) -> Box:
@@ -254,19 +245,6 @@ def _check_size(name: str, size: float | Tensor) -> None:
 def version_of(weight: Tensor) -> int:
     """How often a tensor was written to; inference tensors do not count."""
     return 0 if weight.is_inference() else weight._version
-
-
-def _device_type(args: Any) -> str:
-    first = args[0] if args else None
-    if isinstance(first, (list, tuple)):
-        return _device_type(first)
-    return first.device.type if isinstance(first, (Box, Tensor)) else "cpu"
-
-
-def _exactly(device_type: str) -> AbstractContextManager[object]:
-    """Rules keep the precision of their box; autocast would round the bounds."""
-    autocast = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
-    return torch.autocast(device_type, enabled=False) if autocast else nullcontext()
 
 
 from advibp.bounds import box_rules  # noqa: E402, F401  (last: the rules need Box)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -105,6 +106,83 @@ class Value:
     __isub__ = _operator(Tensor.sub_)
     __imul__ = _operator(Tensor.mul_)
     __itruediv__ = _operator(Tensor.div_)
+
+
+class Rules(dict[Func, Callable[..., Any]]):
+    """torch function, Tensor method or getter of a Tensor property -> rule(func, *args, **kwargs), for one kind of set.
+
+    In-place rules call `_become` of the set that is changed.
+    """
+
+    def __init__(self, kind: type[Any]) -> None:
+        super().__init__()
+        self.kind, self.name = kind, kind.__name__
+
+    def run(self, func: Func, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """func(*args, **kwargs) by its rule; what has none raises."""
+        rule = self.get(func)
+        if rule is None:
+            unsupported(f"{name_of(func)} has no rule for a {self.name}")
+        if kwargs.get("out") is not None:
+            unsupported(f"{name_of(func)} cannot write a {self.name} to out=")
+        if any(isinstance(arg, Value) and not isinstance(arg, self.kind) for arg in args):  # a method was called
+            unsupported(f"{name_of(func)} cannot mix a {self.name} with another kind of set")
+        with exactly(_device_type(args or tuple(kwargs.values()))):
+            return rule(func, *args, **kwargs)
+
+    def rule(self, names: str, *funcs: Func) -> Callable[[Func], Func]:
+        """Register a rule that looks at all its arguments itself, for these names in all spellings and these
+        functions."""
+
+        def register(body: Func) -> Func:
+            self.update(dict.fromkeys([*spellings(names), *funcs], body))
+            return body
+
+        return register
+
+    def unary(self, names: str, *funcs: Func) -> Callable[[Func], Func]:
+        """Register a rule for one set and constants; the function may have an option `inplace`."""
+
+        def register(body: Func) -> Func:
+            def checked(func: Func, input: Any, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
+                if not isinstance(input, self.kind) or any(isinstance(v, self.kind) for v in (*args, *kwargs.values())):
+                    unsupported(f"{name_of(func)} takes a {self.name} as its input alone, the rest must be constant")
+                result = body(func, input, *args, **kwargs)
+                return input._become(result) if inplace and result is not input else result
+
+            checked.__name__ = body.__name__
+            self.rule(names, *funcs)(checked)
+            return body
+
+        return register
+
+    def in_place(self, views: str) -> None:
+        """Give all functions but views the rules of their in-place forms: `relu_` changes its first argument."""
+        for base in [func for func in self if func.__name__ not in views.split()]:
+            self.update(dict.fromkeys(spellings(f"{base.__name__}_"), self._in_place(base)))
+
+    def _in_place(self, base: Func) -> Func:
+        def change(func: Func, input: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(input, self.kind):
+                advice = "use an operation that is not in place."
+                unsupported(f"{name_of(func)} cannot write a {self.name} into a tensor", advice)
+            return input._become(self[base](base, input, *args, **kwargs))
+
+        change.__name__ = self[base].__name__
+        return change
+
+
+def exactly(device_type: str) -> AbstractContextManager[object]:
+    """Rules keep the precision of their set; autocast would round the bounds."""
+    autocast = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+    return torch.autocast(device_type, enabled=False) if autocast else nullcontext()
+
+
+def _device_type(args: Any) -> str:
+    first = args[0] if args else None
+    if isinstance(first, (list, tuple)):
+        return _device_type(first)
+    return first.device.type if isinstance(first, (Value, Tensor)) else "cpu"
 
 
 def _refuse(name: str) -> Callable[..., NoReturn]:

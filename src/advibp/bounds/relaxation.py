@@ -1,0 +1,152 @@
+"""Two lines around each neuron's activation over its bounds [l, u]: what CROWN replaces the activation by.
+
+    low_slope x + low_shift <= f(x) <= up_slope x + up_shift        for all x in [l, u]
+
+Every function takes l, u (B, ...) and returns tensors of that shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from advibp.bounds.dispatch import Func, spellings, unsupported
+
+_TINY = 1e-12
+
+
+class Lines(NamedTuple):
+    """Slopes and shifts below and above; `free` marks neurons whose lower slope may be any number in `span`."""
+
+    low_slope: Tensor
+    low_shift: Tensor | None
+    up_slope: Tensor
+    up_shift: Tensor
+    free: Tensor | None = None
+    span: tuple[float, float] = (0.0, 1.0)
+
+
+def relu(lower: Tensor, upper: Tensor) -> Lines:
+    return leaky_relu(lower, upper, 0.0)
+
+
+def leaky_relu(lower: Tensor, upper: Tensor, negative_slope: float = 0.01) -> Lines:
+    """max(x, a x), 0 <= a <= 1: the chord above; below any line through 0 with a slope in [a, 1].
+
+    CROWN's choice of that slope makes the area between the lines smallest: 1 if u > -l, else a.
+    """
+    if not 0 <= negative_slope <= 1:
+        unsupported(f"leaky_relu has linear bounds for slopes from 0 to 1 alone, not {negative_slope}")
+    crossing = (lower < 0) & (upper > 0)
+    slope = torch.where(lower >= 0, 1.0, negative_slope).to(lower)
+    width = torch.where(crossing, upper - lower, 1.0)
+    chord = (upper - negative_slope * lower) / width
+    below = torch.where(upper > -lower, 1.0, negative_slope).to(lower)
+    return Lines(
+        torch.where(crossing, below, slope),
+        None,
+        torch.where(crossing, chord, slope),
+        torch.where(crossing, (negative_slope - 1) * lower * upper / width, 0.0),
+        crossing,
+        (negative_slope, 1.0),
+    )
+
+
+def _s_shaped(f: Callable[[Tensor], Tensor], derivative: Callable[[Tensor], Tensor]) -> Callable[..., Lines]:
+    """Convex below 0, concave above it, f' largest at 0 and even: sigmoid and tanh.
+
+    Where [l, u] lies on one side of 0: the chord on one side of f, the tangent at the middle on the other. Where it
+    crosses 0: two lines with the smaller of the end points' slopes, one through each end; f minus such a line does not
+    decrease on [l, u], as f' is nowhere smaller there than at an end.
+    """
+
+    def lines(lower: Tensor, upper: Tensor) -> Lines:
+        middle, width = (lower + upper) / 2, upper - lower
+        at_lower, at_upper, at_middle = f(lower), f(upper), f(middle)
+        flat = width < 1e-6  # a chord of rounding errors
+        chord = torch.where(flat, derivative(middle), (at_upper - at_lower) / torch.where(flat, 1.0, width))
+        tangent, least = derivative(middle), torch.minimum(derivative(lower), derivative(upper))
+        concave, convex = lower >= 0, upper <= 0
+        low_slope = torch.where(flat, least, torch.where(concave, chord, torch.where(convex, tangent, least)))
+        up_slope = torch.where(flat, least, torch.where(concave, tangent, torch.where(convex, chord, least)))
+        by_tangent = at_middle - tangent * middle
+        low_shift = torch.where(convex & ~flat, by_tangent, at_lower - low_slope * lower)
+        up_shift = torch.where(concave & ~flat, by_tangent, at_upper - up_slope * upper)
+        return Lines(low_slope, low_shift, up_slope, up_shift)
+
+    return lines
+
+
+def _sigmoid_slope(x: Tensor) -> Tensor:
+    return torch.sigmoid(x) * torch.sigmoid(-x)
+
+
+def _tanh_slope(x: Tensor) -> Tensor:
+    return 1 - torch.tanh(x) ** 2
+
+
+#: torch function -> rule(lower, upper, *constants)
+ACTIVATIONS: dict[Func, Callable[..., Lines]] = {
+    **dict.fromkeys(spellings("relu relu_"), relu),
+    **dict.fromkeys(spellings("leaky_relu leaky_relu_"), leaky_relu),
+    **dict.fromkeys(spellings("sigmoid sigmoid_"), _s_shaped(torch.sigmoid, _sigmoid_slope)),
+    **dict.fromkeys(spellings("tanh tanh_"), _s_shaped(torch.tanh, _tanh_slope)),
+}
+
+
+class Windows(NamedTuple):
+    """Max pooling over [l, u]: per window the input whose lower bound is largest, below; above it too where it beats
+    every other, otherwise the constant max u. `pick` one-hot and `certain` (B, C, n, L), `ceiling` (B, C, L)."""
+
+    pick: Tensor
+    certain: Tensor
+    ceiling: Tensor
+    fold: dict[str, Any]
+    size: torch.Size
+
+    def spread(self, a: Tensor) -> Tensor:
+        """Per window and input (R, C, n, L) -> per input (R, C, H, W), added up where windows overlap."""
+        rows, channels, _, _ = a.shape
+        return F.fold(a.flatten(0, 1), self.size[2:], **self.fold).view(rows, channels, *self.size[2:])
+
+
+def max_pool2d(
+    lower: Tensor,
+    upper: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Windows:
+    if ceil_mode or return_indices:
+        unsupported("max_pool2d with ceil_mode or return_indices has no linear bounds")
+    fold = {
+        "kernel_size": kernel_size,
+        "dilation": dilation,
+        "padding": 0,
+        "stride": kernel_size if stride in (None, []) else stride,
+    }
+    pads = (padding, padding) if isinstance(padding, int) else tuple(padding)
+    around = (pads[-1], pads[-1], pads[0], pads[0])
+    if any(around):
+        unsupported("max_pool2d with padding has no linear bounds", "pool without padding, or pad before it.")
+
+    def windows(x: Tensor) -> Tensor:
+        found = F.unfold(x.flatten(0, 1)[:, None], **fold)  # (B C, n, L)
+        return found.view(*x.shape[:2], *found.shape[1:])
+
+    lows, highs = windows(lower), windows(upper)
+    best = lows.argmax(2, keepdim=True)
+    pick = torch.zeros_like(lows).scatter_(2, best, 1.0)
+    others = highs.masked_fill(pick.bool(), -torch.inf).amax(2, keepdim=True)
+    certain = pick * (lows.gather(2, best) >= others)
+    return Windows(pick, certain, highs.amax(2), fold, lower.shape)
+
+
+POOLS = frozenset(spellings("max_pool2d"))
