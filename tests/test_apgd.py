@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from advibp import UserError
-from advibp.apgd import Loss, apgd, checkpoints, climb_loss
+from advibp.apgd import Loss, _Climb, apgd, checkpoints, climb_loss
 from advibp.attacks import feasible, pgd
 from test_attacks import Spy, problem, wrong
 
@@ -161,6 +161,21 @@ def test_a_restart_aims_at_a_class_that_the_gradient_hides() -> None:
     assert float(found.x_adv) < -0.5
 
 
+@given(seeds)
+def test_restarts_aim_at_the_wrong_classes_from_the_likeliest_on(seed: int) -> None:
+    """One step on a linear model ends in the vertex of the class it aims at; after the last class comes the first."""
+    net, x, y = problem(seed, classes=4, linear=True)
+    spy = Spy(net)
+    apgd(spy, x, y, 0.1, steps=1, restarts=5, random_start=False, stop_on_success=False, within=None)
+    order = [
+        [k for k in row if k != label] for row, label in zip((-net(x)).argsort(1).tolist(), y.tolist(), strict=True)
+    ]
+    for restart in range(1, 5):
+        target = torch.tensor([classes[(restart - 1) % 3] for classes in order])
+        uphill = (net.weight[target] - net.weight[y]).sign()
+        torch.testing.assert_close(spy.seen[2 * restart + 1], (x + 0.1 * uphill).detach())
+
+
 def test_a_saturated_cross_entropy_hides_what_the_margin_sees() -> None:
     """Logits so far apart that the cross-entropy is 0 in float32 have no gradient to follow."""
 
@@ -259,6 +274,20 @@ def test_an_image_that_is_stuck_returns_to_its_peak() -> None:
     assert not bool(found.broken)
 
 
+@pytest.mark.parametrize(
+    ("rises", "halved", "top", "stuck"),
+    [(8, False, 1.0, False), (7, False, 1.0, True), (8, False, 0.0, True), (8, True, 0.0, False), (7, True, 1.0, True)],
+)
+def test_the_two_conditions(rises: int, halved: bool, top: float, stuck: bool) -> None:
+    """Ten moves: 8 rises are enough and 7 are not; a top that stays is too little, unless the step is new."""
+    x, row = torch.zeros(1, 4), torch.zeros(1, dtype=torch.long)
+    at = _Climb.begin(row, row, row, x - 1, x + 1, torch.ones_like(x), x)
+    at.rises, at.halved, at.top, at.top_then = row + rises, torch.tensor([halved]), x[:, 0] + top, x[:, 0]
+    at.judge(10, torch.zeros_like(x))
+    assert bool(at.halved) == stuck
+    assert torch.equal(at.stride, torch.full_like(x, 1.0 if stuck else 2.0))
+
+
 @given(seeds, st.floats(0.1, 0.6), losses, st.integers(1, 40))
 def test_each_image_walks_as_the_paper_says(seed: int, eps: float, loss: Loss, steps: int) -> None:
     net, x, y = battery(seed, n=3)
@@ -348,7 +377,7 @@ def test_a_point_at_which_the_network_overflows_is_no_counterexample(bad: float,
     """Uphill the network breaks down; the walk stays in the set, and finds its way back from there."""
 
     def net(x: Tensor) -> Tensor:
-        hill = torch.where(x > 0.6, bad * x, x)
+        hill = x + torch.where(x > 0.6, bad, 0.0)
         return torch.cat([torch.ones_like(x), hill, -x], 1)
 
     x, y, spy = torch.tensor([[0.5], [0.1]]), torch.tensor([0, 0]), Spy(nn.Identity())
@@ -359,6 +388,18 @@ def test_a_point_at_which_the_network_overflows_is_no_counterexample(bad: float,
     everywhere = apgd(lambda x: bad * net(x), x, y, 0.3, steps=5, restarts=2, loss=loss)
     assert not bool(everywhere.broken.any())
     assert bool(everywhere.x_adv.isfinite().all())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_an_overflow_is_nowhere_to_go_back_to(bad: float) -> None:
+    """The first step goes too far; only the way back to the start, and shorter steps, meet the counterexamples."""
+
+    def net(x: Tensor) -> Tensor:
+        return torch.cat([torch.full_like(x, 0.4), x + torch.where(x > 0.6, bad, 0.0)], 1)
+
+    found = apgd(net, torch.tensor([[0.3]]), torch.tensor([0]), 0.5, random_start=False)
+    assert bool(found.broken)
+    assert 0.4 < float(found.x_adv) <= 0.6
 
 
 @pytest.mark.parametrize("stop", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Any, Self
 
 from rich.console import Console
@@ -29,19 +30,21 @@ class Counting:
         if self.tasks:  # a bar that never started would print an empty line
             self.bar.stop()
 
-    def progress(self, eps: float, done: int, total: int) -> None:
+    def progress(self, eps: float, done: int, total: int, counts: Counter[str] | None = None) -> None:
+        """`counts`: how many images have each verdict so far."""
+        so_far = "".join(f", {number} {verdict}" for verdict, number in (counts or {}).items())
         now = time.perf_counter()
         if now - self.last_line < _PATIENCE and not self.tasks:
             return
         if not self.console.is_terminal:
             if now - self.last_line >= _PATIENCE:
                 self.last_line = now
-                self.console.print(f"{self.verb}, eps {eps:g}: {done} of {total} images", soft_wrap=True)
+                self.console.print(f"{self.verb}, eps {eps:g}: {done} of {total} images{so_far}", soft_wrap=True)
             return
         self.bar.start()
         if eps not in self.tasks:
             self.tasks[eps] = self.bar.add_task(f"{self.verb}, eps {eps:g}", total=total)
-        self.bar.update(self.tasks[eps], completed=done)
+        self.bar.update(self.tasks[eps], completed=done, description=f"{self.verb}, eps {eps:g}{so_far}")
 
 
 class Fetching:

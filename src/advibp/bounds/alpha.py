@@ -41,7 +41,7 @@ def _optimise(bounds: LinearBounds, a: Tensor, image: Tensor, steps: int, lr: fl
         best = torch.maximum(best, found.detach())
         if step == steps or bool((best > 0).all()):
             break
-        grads = torch.autograd.grad(found.sum(), list(slopes.values()), allow_unused=True)
+        grads = torch.autograd.grad(found, list(slopes.values()), torch.ones_like(found), allow_unused=True)
         for (index, slope), grad in zip(slopes.items(), grads, strict=True):
             slope.grad = None if grad is None else grad * free[index]
         optimizer.step()

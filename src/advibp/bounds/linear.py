@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from advibp.bounds.box import Box
 from advibp.bounds.dispatch import name_of, unsupported
-from advibp.bounds.nodes import map_leaves
+from advibp.bounds.nodes import leaves_of, map_leaves
 from advibp.bounds.relaxation import ACTIVATIONS, POOLS, Lines, Windows, max_pool2d
 from advibp.bounds.tape import Tape
-from advibp.bounds.transpose import is_affine, mixes, take_back
+from advibp.bounds.transpose import is_affine, mixes, take_back, take_back_by_autograd
 
 Slopes = dict[int, Tensor]  # node -> slopes of the lower lines (R, ...), or (B, ...) for all rows of an image
 
@@ -49,6 +49,7 @@ class LinearBounds:
         self._lines: dict[int, Lines | Windows] = {}
         self._rows: dict[int, _Rows] = {}
         self._output: Box | None = None
+        self._kinds = set(self.activations())
         self._check()
         self._propagate()
 
@@ -85,9 +86,8 @@ class LinearBounds:
 
     def margins(self, y: Tensor) -> Tensor:
         """Lower bounds (B, K) of z_y - z_k for labels y (B,); 0 for k = y. The way back elides the last layer."""
-        rows, image = self.margin_rows(y)
-        found = self.lower(self.tape.output, rows, image)
-        return found.view(len(y), -1)
+        rows, _ = self.margin_rows(y)
+        return self.lower(self.tape.output, rows).view(len(y), -1)
 
     def margin_rows(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """A (B K, K) with rows e_y - e_k, image by image, and whose they are."""
@@ -154,52 +154,64 @@ class LinearBounds:
 
     # ------------------------------------------------------------------------------------------ the way back
 
-    def lower(self, index: int, a: Tensor, image: Tensor, slopes: Slopes | None = None) -> Tensor:
-        """Lower bounds (R,) of the rows of A (R, ...) at a node's value, `image` (R,) their images in the batch."""
+    def lower(self, index: int, a: Tensor, image: Tensor | None = None, slopes: Slopes | None = None) -> Tensor:
+        """Lower bounds (R,) of the rows of A (R, ...) at a node's value; `image` (R,) are their images in the batch.
+
+        Without `image` each image has the same number of rows, in order; `slopes` then has to be left out.
+        """
+        per_image = max(1, len(a) // len(self.box))
+        size = self.at_once if image is not None else max(1, self.at_once // per_image) * per_image
         ways = []
-        for start in range(0, len(a), self.at_once):
-            part = slice(start, start + self.at_once)
-            own = {i: s[part] for i, s in slopes.items()} if slopes else None
-            ways.append(self._way_back(index, a[part], image[part], own))
+        for start in range(0, len(a), size):
+            part = slice(start, start + size)
+            whose: Tensor | slice = slice(start // per_image, (start + size) // per_image)
+            own = {i: s[part] for i, s in slopes.items()} if slopes else {}
+            ways.append(self._way_back(index, a[part], whose if image is None else image[part], own))
         return torch.cat(ways)
 
-    def _way_back(self, index: int, a: Tensor, image: Tensor, slopes: Slopes | None) -> Tensor:
+    def _way_back(self, index: int, a: Tensor, whose: Tensor | slice, slopes: Slopes) -> Tensor:
         pending: dict[int, Any] = {index: a}
         constant = a.new_zeros(len(a))
-        values = self._templates(len(a))
         for number in range(index, 0, -1):
             if number not in pending:
                 continue
             a, node = pending.pop(number), self.tape.nodes[number]
-            if node.func in ACTIVATIONS or node.func in POOLS:
-                lines = self.lines(number)
-                step = self._through_windows if isinstance(lines, Windows) else self._through_lines
-                before, more = step(lines, a, image, slopes.get(number) if slopes else None)  # type: ignore[arg-type]
+            if number in self._kinds:
+                before, more = self._through(number, a, whose, slopes.get(number))
                 found = {node.refs[0]: before}
             else:
-                found, more = take_back(node, a, values.zeros, values.constants)
+                found, more = self._through_affine(number, a)
             constant = constant + more
             for ref, before in found.items():
                 pending[ref] = _added(pending[ref], before) if ref in pending else before
-        a = pending[0].flatten(1)
-        center, radius = self.box.center.flatten(1)[image], self.box.radius.flatten(1)[image]
-        return constant + (a * center).sum(1) - (a.abs() * radius).sum(1)
+        a, center, radius = pending[0], _of(self.box.center, whose), _of(self.box.radius, whose)
+        return constant + _dot(a, center) - _dot(a.abs(), radius)
 
-    def _through_lines(self, lines: Lines, a: Tensor, image: Tensor, slopes: Tensor | None) -> tuple[Tensor, Tensor]:
-        positive, negative = a.clamp(min=0), a.clamp(max=0)
-        low = lines.low_slope[image] if slopes is None else slopes
-        constant = (negative * lines.up_shift[image]).flatten(1).sum(1)
+    def _through_affine(self, number: int, a: Any) -> tuple[dict[int, Any], Tensor]:
+        node = self.tape.nodes[number]
+        shape = self.tape.nodes[node.refs[0]].shape
+        rows = len(next(leaves_of(a)))
+        found = take_back(node, a, None if shape is None else torch.Size((rows, *shape[1:])))
+        if found is not None:
+            return {node.refs[0]: found[0]}, found[1]
+        if rows not in self._rows:
+            self._rows[rows] = _Rows(self, rows)
+        own = self._rows[rows]
+        return take_back_by_autograd(own.nodes[number], a, own.zeros, own.constants)
+
+    def _through(self, number: int, a: Tensor, whose: Tensor | slice, slopes: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Below its own line where a coefficient is positive, above the other where it is negative."""
+        lines = self.lines(number)
+        if isinstance(lines, Windows):
+            image = torch.arange(len(self.box), device=a.device)[whose].repeat_interleave(len(a) // _count(whose, self.box))
+            return _through_windows(lines, a, image if isinstance(whose, slice) else whose)
+        rows = a.unflatten(0, (_count(whose, self.box), -1)) if isinstance(whose, slice) else a
+        positive, negative = rows.clamp(min=0), rows.clamp(max=0)
+        low = _of(lines.low_slope, whose) if slopes is None else slopes
+        constant = _dot(negative, _of(lines.up_shift, whose))
         if lines.low_shift is not None:
-            constant = constant + (positive * lines.low_shift[image]).flatten(1).sum(1)
-        return positive * low + negative * lines.up_slope[image], constant
-
-    def _through_windows(self, lines: Windows, a: Tensor, image: Tensor, slopes: None) -> tuple[Tensor, Tensor]:
-        a = a.flatten(2).unsqueeze(2)  # (R, C, 1, L)
-        positive, negative = a.clamp(min=0), a.clamp(max=0)
-        certain = lines.certain[image]
-        spread = lines.spread(positive * lines.pick[image] + negative * certain)
-        above = negative.squeeze(2) * lines.ceiling[image] * (1 - certain.sum(2))
-        return spread, above.flatten(1).sum(1)
+            constant = constant + _dot(positive, _of(lines.low_shift, whose))
+        return torch.addcmul(positive * low, negative, _of(lines.up_slope, whose)).view_as(a), constant.flatten()
 
     def lines(self, index: int) -> Lines | Windows:
         """The lines around an activation over the bounds of its input."""
@@ -211,10 +223,31 @@ class LinearBounds:
             self._lines[index] = ACTIVATIONS.get(node.func, max_pool2d)(*bounds, *rest, **named)
         return self._lines[index]
 
-    def _templates(self, rows: int) -> _Rows:
-        if rows not in self._rows:
-            self._rows[rows] = _Rows(self, rows)
-        return self._rows[rows]
+
+def _of(value: Tensor, whose: Tensor | slice) -> Tensor:
+    """Per image (B, ...) -> per row (R, ...), or (b, 1, ...) where rows are in order."""
+    return value[whose].unsqueeze(1) if isinstance(whose, slice) else value[whose]
+
+
+def _count(whose: Tensor | slice, box: Box) -> int:
+    return len(range(len(box))[whose]) if isinstance(whose, slice) else len(whose)
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """Row by row: (R, ...) and (R, ...) -> (R,), or (b k, ...), or (b, k, ...), and (b, 1, ...) -> (b k,)."""
+    if a.shape == b.shape:
+        return (a * b).flatten(1).sum(1)
+    a = a.reshape(len(b), -1, b[0].numel())
+    return torch.bmm(a, b.reshape(len(b), -1, 1)).flatten()
+
+
+def _through_windows(lines: Windows, a: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
+    a = a.flatten(2).unsqueeze(2)  # (R, C, 1, L)
+    positive, negative = a.clamp(min=0), a.clamp(max=0)
+    certain = lines.certain[image]
+    spread = lines.spread(positive * lines.pick[image] + negative * certain)
+    above = negative.squeeze(2) * lines.ceiling[image] * (1 - certain.sum(2))
+    return spread, above.flatten(1).sum(1)
 
 
 class _Rows:
@@ -228,10 +261,9 @@ class _Rows:
         self.zeros: dict[int, Any] = {0: _zeros(first)}
         self.constants: dict[int, Any] = {}
         self.nodes = own.nodes
-        with torch.set_grad_enabled(torch.is_grad_enabled()):
-            for index, value in own.trace(first):
-                kept = self.zeros if own.nodes[index].from_input else self.constants
-                kept[index] = map_leaves(value, _zeros) if own.nodes[index].from_input else value
+        for index, value in own.trace(first):
+            kept = self.zeros if own.nodes[index].from_input else self.constants
+            kept[index] = map_leaves(value, _zeros) if own.nodes[index].from_input else value
 
 
 def _zeros(value: Any) -> Any:

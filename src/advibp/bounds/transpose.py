@@ -35,25 +35,30 @@ def mixes(func: Func) -> bool:
     return func in _MIXING or "pool" in getattr(func, "__name__", "") or not is_affine(func)
 
 
-def take_back(node: Node, a: Any, inputs: dict[int, Any], constants: dict[int, Any]) -> tuple[dict[int, Any], Tensor]:
-    """A (R, ...) at the value of `node` -> A at each value it used, and the constants A c (R,).
-
-    `inputs` holds zeros of the shape (R, ...) of each value that depends on the network's input, `constants` the others.
-    """
-    first = Ref(node.refs[0])
-    if len(node.refs) == 1 and node.args and node.args[0] == first:
-        if node.func is F.linear and not node.kwargs:
-            bias = node.args[2] if len(node.args) > 2 else None
-            return {first.index: a @ node.args[1]}, _constants(a, bias)
-        if node.func in _CONV2D and (found := _conv2d(node, a, inputs[first.index].shape)):
-            return {first.index: found[0]}, found[1]
-    return _by_autograd(node, a, inputs, constants)
+def take_back(node: Node, a: Any, shape: torch.Size | None) -> tuple[Tensor, Tensor] | None:
+    """A (R, ...) at the value of `node` -> A at the one value it used, of this shape (R, ...), and the constants A c
+    (R,). None for what is no common layer: `take_back_by_autograd` does that."""
+    if len(node.refs) != 1 or shape is None or not isinstance(a, Tensor):
+        return None
+    if node.func in _RESHAPING:
+        return a.reshape(shape), a.new_zeros(len(a))
+    if not node.args or node.args[0] != Ref(node.refs[0]):
+        return None
+    if node.func is F.linear and not node.kwargs:
+        return a @ node.args[1], _constants(a, node.args[2] if len(node.args) > 2 else None)
+    return _conv2d(node, a, shape) if node.func in _CONV2D else None
 
 
 def _constants(a: Tensor, offset: Tensor | None) -> Tensor:
-    return a.new_zeros(len(a)) if offset is None else (a * offset).flatten(1).sum(1)
+    """A c for c (...), or one number per channel (C,)."""
+    if offset is None:
+        return a.new_zeros(len(a))
+    if offset.dim() == 1 and a.dim() == 2:
+        return a @ offset
+    return a.flatten(2).sum(2) @ offset if offset.dim() == 1 else (a * offset).flatten(1).sum(1)
 
 
+_RESHAPING = frozenset(spellings("flatten reshape view unflatten squeeze unsqueeze contiguous"))
 _CONV2D = frozenset(spellings("conv2d"))
 
 
@@ -70,7 +75,7 @@ def _conv2d(node: Node, a: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor] |
         for d in (0, 1)
     ]
     back = F.conv_transpose2d(a, weight, None, stride, padding, missing, given.get("groups", 1), dilation)
-    return back, _constants(a, None if bias is None else bias.view(-1, 1, 1))
+    return back, _constants(a, bias)
 
 
 def _pair(value: Any) -> tuple[int, int]:
@@ -78,18 +83,20 @@ def _pair(value: Any) -> tuple[int, int]:
     return values * 2 if len(values) == 1 else values
 
 
-def _by_autograd(
+def take_back_by_autograd(
     node: Node, a: Any, inputs: dict[int, Any], constants: dict[int, Any]
 ) -> tuple[dict[int, Any], Tensor]:
-    """Any affine operation: its backward pass, at zero, where its value is c."""
-    moving = [i for i in node.refs if i in inputs]
+    """The same for any affine operation: its backward pass, at zero, where its value is c.
 
-    def run(*values: Any) -> Any:
+    `inputs` holds zeros of the shape (R, ...) of each value that depends on the network's input, `constants` the others.
+    Differentiable in A and in weights.
+    """
+    further = torch.is_grad_enabled()
+    moving = {i: map_leaves(inputs[i], lambda t: t.clone().requires_grad_()) for i in node.refs if i in inputs}
+    with torch.enable_grad():
         # Copies, for the operation may write to its input.
-        held = [map_leaves(value, torch.clone) for value in values]
-        return node.run({**constants, **dict(zip(moving, held, strict=True))})
-
-    offset, back = torch.func.vjp(run, *(inputs[i] for i in moving))
-    parts = zip(leaves_of(a), leaves_of(offset), strict=True)
-    constant: Tensor = torch.stack([_constants(part, at_zero) for part, at_zero in parts]).sum(0)
-    return dict(zip(moving, back(a), strict=True)), constant
+        offset = node.run({**constants, **{i: map_leaves(value, torch.clone) for i, value in moving.items()}})
+    wanted, outputs, rows = list(leaves_of(list(moving.values()))), list(leaves_of(offset)), list(leaves_of(a))
+    back = iter(torch.autograd.grad(outputs, wanted, rows, create_graph=further, materialize_grads=True))
+    constant = torch.stack([_constants(r, c if further else c.detach()) for r, c in zip(rows, outputs, strict=True)])
+    return {i: map_leaves(value, lambda _: next(back)) for i, value in moving.items()}, constant.sum(0)

@@ -24,7 +24,7 @@ from advibp.runs import open_with_facts
 from advibp.training import resolve_device
 from advibp.verify import Attack, Certificate, certify, largest_proved_eps
 from advibp.verify.attacking import attack_all
-from advibp.verify.cascade import check_eps
+from advibp.verify.certifying import check_eps
 
 
 def run_options(run_parser: argparse.ArgumentParser, command: Any) -> None:

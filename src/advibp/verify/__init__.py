@@ -1,6 +1,7 @@
 """Proofs and counterexamples, image by image."""
 
-from advibp.verify.cascade import Attack, certify
+from advibp.verify.attack import Attack
+from advibp.verify.certifying import certify
 from advibp.verify.radius import largest_proved_eps
 from advibp.verify.records import Certificate, Record
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from advibp.verify.cascade import Attack, Images, Progress, chance
+from advibp.verify.attack import Attack
+from advibp.verify.cascade import chance
+from advibp.verify.certifying import Images, Progress
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,63 @@
+"""The attack of a certification, and all its options."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from advibp import apgd, attacks
+from advibp.errors import UserError
+
+Kind = Literal["pgd", "apgd"]
+Loss = Literal["ce", "margin", "dlr"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack:
+    """PGD or APGD, and its options; the defaults are the paper's PGD-200 as we read it. APGD finds its own step."""
+
+    kind: Kind = "pgd"
+    steps: int = 200
+    step: float = 0.1
+    restarts: int = 1
+    loss: Loss = "ce"
+
+    def __post_init__(self) -> None:
+        losses = get_args(Loss) if self.kind == "apgd" else ("ce", "margin")
+        if (
+            self.kind not in get_args(Kind)
+            or self.steps < 1
+            or self.restarts < 1
+            or not 0 < self.step < math.inf
+            or self.loss not in losses
+        ):
+            raise UserError(
+                f"'{self}' is no attack; kind must be pgd or apgd, steps, step and restarts above 0, loss ce or margin "
+                f"(for apgd also dlr)."
+            )
+
+    def __str__(self) -> str:
+        step = f" step={self.step:g}eps" if self.kind == "pgd" else ""
+        return f"{self.kind} steps={self.steps}{step} restarts={self.restarts} loss={self.loss} random start"
+
+    def __call__(
+        self,
+        net: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        eps: float | Tensor,
+        generators: Sequence[torch.Generator] | None = None,
+    ) -> attacks.Attacked:
+        """x (B, ...), y (B,); eps is a number, or one for each element that broadcasts to x."""
+        steps, restarts = self.steps, self.restarts
+        if self.kind == "apgd":
+            return apgd.apgd(net, x, y, eps, steps=steps, restarts=restarts, loss=self.loss, generators=generators)
+        assert self.loss != "dlr"
+        return attacks.pgd(
+            net, x, y, eps, steps=steps, step=self.step, restarts=restarts, loss=self.loss, generators=generators
+        )

@@ -1,0 +1,97 @@
+"""Who can prove an image robust, cheapest first, and what they proved of a batch so far.
+
+Each prover's answer is the maximum, class by class, with those of all cheaper ones, and linear bounds start from
+interval bounds: what a cheaper prover proved stays proved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from advibp.bounds import Box
+from advibp.bounds.alpha import alpha_margins
+from advibp.bounds.linear import LinearBounds
+from advibp.bounds.zonotope import Zonotope
+from advibp.errors import UserError
+from advibp.verify.ibp import worst
+
+
+
+class Proof:
+    """Lower bounds of the margins (B, K) over a box of images, and what they were computed from."""
+
+    def __init__(self, net: nn.Module, box: Box, y: Tensor) -> None:
+        self.net, self.box, self.y = net, box, y
+        self.margins = net(box).lower_margins(y)  # what every prover starts from
+        self._linear: LinearBounds | None = None
+        self._refined = False
+
+    def ask(self, prover: str) -> Tensor:
+        """The smallest margin of each image (B,) as far as `prover` and those before it can tell; robust iff > 0."""
+        PROVERS[prover](self)
+        return worst(self.margins, self.y)
+
+    def take(self, keep: Tensor) -> Proof:
+        """The same for some of the images, by their numbers."""
+        taken = object.__new__(Proof)
+        taken.net, taken.box, taken.y = self.net, Box(self.box.center[keep], self.box.radius[keep]), self.y[keep]
+        taken.margins, taken._refined = self.margins[keep], self._refined
+        taken._linear = self._linear.take(keep) if self._linear and len(keep) else None
+        return taken
+
+    def _improve(self, margins: Tensor) -> None:
+        # A NaN proves nothing, and must not take the place of a proof.
+        self.margins = torch.where(margins > self.margins, margins, self.margins)
+
+    @property
+    def linear(self) -> LinearBounds:
+        if self._linear is None:
+            self._linear = LinearBounds(self.net, self.box)
+        return self._linear
+
+    def ibp(self) -> None:
+        """Margins by intervals: already there."""
+
+    def crown_ibp(self) -> None:
+        self._improve(self.linear.margins(self.y))
+
+    def crown(self) -> None:
+        if not self._refined:
+            if self._linear is None:
+                self.crown_ibp()
+            self.linear.refine()
+            self._refined = True
+        self._improve(self.linear.margins(self.y))
+
+    def deepz(self) -> None:
+        """Zonotopes of a few images at a time, so that their symbols fit into memory."""
+        found = []
+        for k in range(len(self.y)):
+            zonotope = Zonotope.from_box(Box(self.box.center[k : k + 1], self.box.radius[k : k + 1]))
+            found.append(self.net(zonotope).lower_margins(self.y[k : k + 1]))
+        self._improve(torch.cat(found))
+
+    def alpha_crown(self) -> None:
+        self.crown()
+        self._improve(alpha_margins(self.linear, self.y))
+
+
+#: Cheapest first.
+PROVERS: dict[str, Callable[[Proof], None]] = {
+    "ibp": Proof.ibp,
+    "crown-ibp": Proof.crown_ibp,
+    "crown": Proof.crown,
+    "deepz": Proof.deepz,
+    "alpha-crown": Proof.alpha_crown,
+}
+
+
+def in_order(names: list[str] | tuple[str, ...]) -> list[str]:
+    """The provers that are asked for, cheapest first."""
+    for name in names:
+        if name not in PROVERS:
+            raise UserError(f"There is no verifier '{name}'; choose from {', '.join(PROVERS)}.")
+    return [name for name in PROVERS if name in names]
