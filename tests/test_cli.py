@@ -172,6 +172,29 @@ def test_a_lost_model_is_made_again_from_the_last_checkpoint(own_run: Path) -> N
     assert model("run") == before
 
 
+def test_several_provers_say_who_decided(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    every = "ibp crown-ibp crown deepz alpha-crown"
+    options = f"--eps 0.05 --by {every} --attack apgd --steps 5 --sample 12 --workers 2 --threads 1"
+    assert call(f"certify run {options}") == 0
+    out = capsys.readouterr().out
+    assert "who decided" in out
+    assert "12 test images, apgd steps=5" in out
+    records = [json.loads(line) for line in Path("run/certify/records.jsonl").read_text().splitlines()]
+    assert len(records) == 12
+    assert {r["provers"] for r in records} == {every}
+    assert {r["verdict"] for r in records} <= {"robust", "falsified", "misclassified", "unknown"}
+    said = json.loads(Path("run/certify/summary.json").read_text())
+    assert sum(said["decided by"]["0.05"].values()) == 12
+
+
+def test_radii(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("certify run --radius --by ibp crown-ibp --steps 5 --limit 6 --threads 1") == 0
+    assert "certified accuracy" in capsys.readouterr().out
+    lines = [json.loads(line) for line in Path("run/certify/radii.jsonl").read_text().splitlines()]
+    assert [line["index"] for line in lines] == list(range(6))
+    assert call("certify run --radius --sample 3") == 2
+
+
 def test_certifying_twice_says_the_same_and_computes_once(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = []
     for _ in range(2):
@@ -363,6 +386,10 @@ MISTAKES = {
     "negative limit": ("certify run --limit -1", "--limit"),
     "no images": ("attack run --limit 0", "--limit"),
     "no steps": ("certify run --steps 0", "--steps"),
+    "unknown prover": ("certify run --by ibp magic", "no verifier 'magic'"),
+    "no time": ("certify run --budget 0", "budget is 0"),
+    "empty sample": ("certify run --sample 0", "--sample"),
+    "a loss that pgd has not": ("certify run --loss dlr", "is no attack"),
     "no restarts": ("attack run --restarts 0", "--restarts"),
     "no step size": ("attack run --step 0", "step=0"),
     "no threads": ("certify run --threads 0", "--threads"),

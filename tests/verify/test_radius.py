@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from advibp import attacks, nets
-from advibp.verify import ibp, largest_proved_eps
+from advibp.data import Split
+from advibp.verify import Attack, ibp, largest_proved_eps
+from advibp.verify.radius import Radius, curve, radii, smallest_broken_eps
 
 torch.set_num_threads(1)
 
@@ -74,3 +80,56 @@ def test_a_linear_network_has_the_radius_of_geometry() -> None:
     want = float((w * 0.5).sum() / w.abs().sum())
     found = largest_proved_eps(net, x, torch.tensor([0]), tolerance=1e-5)
     assert float(found) == pytest.approx(want, abs=2e-5)
+
+
+BETTER = ("ibp", "crown-ibp", "crown")
+
+
+def images(seed: int, spec: str) -> tuple[nn.Module, Split]:
+    net, x, y = problem(seed, spec)
+    y[:2] = (y[:2] + 1) % 3  # two that are misclassified
+    return net, Split(x, y)
+
+
+@settings(max_examples=8)
+@given(seed=st.integers(0, 10_000), spec=st.sampled_from(SPECS))
+def test_a_better_prover_proves_further(seed: int, spec: str) -> None:
+    net, x, y = problem(seed, spec)
+    weak, strong = (largest_proved_eps(net, x, y, by=by, tolerance=1e-3) for by in (("ibp",), BETTER))
+    assert bool((strong >= weak - 1e-3).all())
+
+
+@settings(max_examples=8)
+@given(seed=st.integers(0, 10_000), spec=st.sampled_from(SPECS), kind=st.sampled_from(["pgd", "apgd"]))
+def test_nothing_is_broken_where_it_is_proved(seed: int, spec: str, kind: str) -> None:
+    net, test = images(seed, spec)
+    attack = Attack(kind=kind, steps=10, loss="margin")  # type: ignore[arg-type]
+    found = radii(net, test, by=BETTER, attack=attack)
+    assert [r.index for r in found] == list(range(8))
+    for radius in found:
+        assert 0 <= radius.proved <= 1
+        if radius.prediction != radius.label:
+            assert (radius.proved, radius.broken) == (0, 0)
+        elif radius.broken is not None:
+            assert radius.proved < radius.broken <= 1
+
+
+def test_a_counterexample_lies_where_it_is_said_to() -> None:
+    net, x, y = problem(0, "FC 6")
+    nearest = smallest_broken_eps(net, x, y, Attack(steps=20), torch.zeros(len(x)), tolerance=1e-2)
+    for i in torch.nonzero(nearest.isfinite()).flatten().tolist():
+        found = attacks.pgd(net, x[i : i + 1], y[i : i + 1], float(nearest[i]) + 2e-2, steps=100, restarts=3)
+        assert bool(found.broken)
+
+
+def test_the_curve_falls_and_starts_at_the_clean_accuracy(tmp_path: Path) -> None:
+    net, test = images(3, "FC 8, FC 6")
+    found = radii(net, test, attack=Attack(steps=10), out=tmp_path / "radii.jsonl", batch_size=3)
+    lines = [json.loads(line) for line in (tmp_path / "radii.jsonl").read_text().splitlines()]
+    assert [Radius(**line) for line in lines] == found
+    points = curve(found, [0.0, 0.01, 0.05, 0.1, 0.5, 1.0])
+    assert points[0] == (0.0, 0.75, 0.75)
+    for (_, proved_here, unbroken_here), (_, proved_next, unbroken_next) in pairwise(points):
+        assert proved_next <= proved_here <= 0.75
+        assert unbroken_next <= unbroken_here
+    assert all(proved <= unbroken for _, proved, unbroken in points)

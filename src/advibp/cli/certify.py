@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections import Counter
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -23,8 +25,11 @@ from advibp.recipe import Recipe
 from advibp.runs import open_with_facts
 from advibp.training import resolve_device
 from advibp.verify import Attack, Certificate, certify, largest_proved_eps
+from advibp.verify.attack import Loss
 from advibp.verify.attacking import attack_all
 from advibp.verify.certifying import check_eps
+from advibp.verify.provers import PROVERS
+from advibp.verify.radius import curve, radii
 
 
 def run_options(run_parser: argparse.ArgumentParser, command: Any) -> None:
@@ -33,7 +38,18 @@ def run_options(run_parser: argparse.ArgumentParser, command: Any) -> None:
         "--eps", nargs="+", type=fraction, help="radii, such as 0.1 0.2 or 8/255; default: the run's eps"
     )
     if command is run_certify:
-        run_parser.add_argument("--by", nargs="+", default=["ibp"], help="verifiers")
+        names = ", ".join(PROVERS)
+        run_parser.add_argument(
+            "--by", nargs="+", default=["ibp"], metavar="PROVER", help=f"who may prove, asked cheapest first: {names}"
+        )
+        run_parser.add_argument("--budget", type=float, metavar="SECONDS", help="per image; then it is a timeout")
+        run_parser.add_argument("--sample", type=count, metavar="N", help="N test images, by chance and --seed")
+        run_parser.add_argument("--workers", type=count, default=1, help="processes, of one thread each")
+        run_parser.add_argument(
+            "--radius",
+            action="store_true",
+            help="instead of verdicts: the largest eps that is proved for each image, and the smallest that breaks it",
+        )
     run_parser.add_argument("--data", help="other data than the run's")
     run_parser.add_argument("--data-root", metavar="DIR", help="where data sets are looked for and kept")
     run_parser.add_argument(
@@ -41,11 +57,16 @@ def run_options(run_parser: argparse.ArgumentParser, command: Any) -> None:
     )
     run_parser.add_argument("--net", help="file.py:function or package.module:function, for a network of one's own")
     run_parser.add_argument("--limit", type=count, help="the first N test images only")
-    run_parser.add_argument("--steps", type=count, default=200, help="PGD steps")
+    run_parser.add_argument(
+        "--attack", choices=["pgd", "apgd"], default="pgd", help="pgd, or apgd, which finds its own step: stronger"
+    )
+    run_parser.add_argument("--steps", type=count, default=200, help="steps of the attack")
     run_parser.add_argument("--step", type=float, default=0.1, help="PGD step size as a share of eps")
-    run_parser.add_argument("--restarts", type=count, default=1, help="PGD restarts")
-    run_parser.add_argument("--loss", choices=["ce", "margin"], default="ce", help="what PGD climbs")
-    run_parser.add_argument("--seed", type=int, default=0, help="seed of the random starts")
+    run_parser.add_argument("--restarts", type=count, default=1, help="restarts of the attack")
+    run_parser.add_argument(
+        "--loss", choices=["ce", "margin", "dlr"], help="what the attack climbs; default: ce for pgd, margin for apgd"
+    )
+    run_parser.add_argument("--seed", type=int, default=0, help="seed of the random starts, and of --sample")
     run_parser.add_argument("--threads", type=count, help="CPU threads")
     run_parser.add_argument("--device", default="auto")
     run_parser.set_defaults(command=command)
@@ -61,22 +82,37 @@ def predict_options(predict: argparse.ArgumentParser) -> None:
 
 def run_certify(args: argparse.Namespace) -> None:
     net, recipe, test = _open(args)
-    attack = Attack(steps=args.steps, step=args.step, restarts=args.restarts, loss=args.loss)
-    eps = _radii(args.eps, recipe)
+    attack, eps = _attack(args), _radii(args.eps, recipe)
     out = Path(args.run) / ("certify" if args.stage is None else f"certify-stage-{args.stage}")
+    if args.radius:
+        _print_radii(net, test, attack, out, args)
+        return
     with Counting("certifying", OUT) as counting:
         certificate = certify(
-            net, test, eps, by=args.by, attack=attack, out=out, seed=args.seed, progress=counting.progress
+            net,
+            test,
+            eps,
+            by=args.by,
+            attack=attack,
+            budget=args.budget,
+            sample=args.sample,
+            workers=args.workers,
+            out=out,
+            seed=args.seed,
+            progress=counting.progress,
         )
     stage = "" if args.stage is None else f", stage {args.stage}"
-    OUT.print(_table(certificate, escape(f"{args.run}{stage}: {len(test)} test images, {attack}")))
+    images = certificate.counts(certificate.eps[0]).total()
+    OUT.print(_table(certificate, escape(f"{args.run}{stage}: {images} test images, {attack}")))
+    if len(args.by) > 1:
+        OUT.print(_deciders(certificate))
     checkpoint.write_atomically(out / "summary.json", json.dumps(_summary(certificate, args, attack), indent=2) + "\n")
     OUT.print(f"records: {out / 'records.jsonl'}", style="dim", markup=False, soft_wrap=True)
 
 
 def run_attack(args: argparse.Namespace) -> None:
     net, recipe, test = _open(args)
-    attack = Attack(steps=args.steps, step=args.step, restarts=args.restarts, loss=args.loss)
+    attack = _attack(args)
     table = Table("eps", "images", "standard error", "PGD error", title=escape(f"{args.run}: {attack}"))
     for eps in _radii(args.eps, recipe):
         with Counting("attacking", OUT) as counting:
@@ -89,6 +125,27 @@ def run_attack(args: argparse.Namespace) -> None:
         table.add_row(f"{eps:g}", str(len(test)), *shares)
         OUT.print(f"adversarial examples: {file}", style="dim", markup=False, soft_wrap=True)
     OUT.print(table)
+
+
+def _attack(args: argparse.Namespace) -> Attack:
+    loss: Loss = args.loss or ("margin" if args.attack == "apgd" else "ce")
+    return Attack(kind=args.attack, steps=args.steps, step=args.step, restarts=args.restarts, loss=loss)
+
+
+def _print_radii(net: nn.Module, test: Test, attack: Attack, out: Path, args: argparse.Namespace) -> None:
+    """The curve of certified accuracy, and a line per image in radii.jsonl."""
+    if args.sample:
+        raise UserError("--radius takes all test images, or the first ones with --limit; leave --sample out.")
+    out.mkdir(parents=True, exist_ok=True)
+    with Counting("bisecting", OUT) as counting:
+        found = radii(net, test, by=args.by, attack=attack, out=out / "radii.jsonl", progress=counting.progress)
+    table = Table("eps", "certified accuracy", "accuracy under attack", title=escape(f"{args.run}: {attack}"))
+    points = curve(found, [k / 20 for k in range(1, 11)])
+    for eps, proved, unbroken in points:
+        table.add_row(f"{eps:g}", f"{100 * proved:.2f} %", f"{100 * unbroken:.2f} %")
+    OUT.print(table)
+    told = median(r.proved for r in found)
+    OUT.print(f"half of the images are proved up to eps {told:.4f}; all radii: {out / 'radii.jsonl'}", soft_wrap=True)
 
 
 def run_predict(args: argparse.Namespace) -> None:
@@ -151,6 +208,17 @@ def _table(certificate: Certificate, title: str) -> Table:
     return table
 
 
+def _deciders(certificate: Certificate) -> Table:
+    """How many images each stage decided, and what it took."""
+    table = Table("eps", "decided by", "images", "seconds per image", title="who decided")
+    for eps in certificate.eps:
+        records = [r for r in certificate.records if r.eps == eps]
+        for who in dict.fromkeys(r.by for r in records):
+            seconds = [r.seconds for r in records if r.by == who]
+            table.add_row(f"{eps:g}", who or "nobody", str(len(seconds)), f"{sum(seconds) / len(seconds):.4f}")
+    return table
+
+
 def _summary(certificate: Certificate, args: argparse.Namespace, attack: Attack) -> dict[str, Any]:
     """The table as JSON, with what made it; percent, as in the paper."""
     return {
@@ -163,5 +231,8 @@ def _summary(certificate: Certificate, args: argparse.Namespace, attack: Attack)
             for eps in certificate.eps
         },
         "verdicts": {f"{eps:g}": dict(certificate.counts(eps)) for eps in certificate.eps},
+        "decided by": {
+            f"{eps:g}": dict(Counter(str(r.by) for r in certificate.records if r.eps == eps)) for eps in certificate.eps
+        },
         "hardware": hardware(),
     }

@@ -171,7 +171,7 @@ def _understood(images: Any, given: list[Any], eps: Any) -> tuple[Images, list[f
     """Images and radii, from (images, eps) or (x, y, eps)."""
     if isinstance(images, Tensor):
         if not given or not isinstance(given[0], Tensor):
-            raise UserError("certify got images without labels; call certify(net, x, y, eps) or certify(net, data, eps).")
+            raise UserError("These are images without labels; call certify(net, x, y, eps) or certify(net, data, eps).")
         images = (images, given.pop(0))
     if given:
         eps = given.pop(0) if eps is None else eps

@@ -19,7 +19,6 @@ from advibp.errors import UserError
 from advibp.verify.ibp import worst
 
 
-
 class Proof:
     """Lower bounds of the margins (B, K) over a box of images, and what they were computed from."""
 
