@@ -79,6 +79,32 @@ def test_a_network_without_convolutions_gives_plain_tensors() -> None:
     same(net, torch.rand(2, 2, 3, 3, dtype=torch.float64))
 
 
+class OneByOne(nn.Module):
+    """Takes its images apart, and names its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(2, 3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        apart = torch.stack([self.first(one) for one in x])
+        named = F.conv2d(input=x, weight=self.first.weight, bias=self.first.bias)
+        return apart + 2 * named + self.first(torch.cat(x.chunk(2)))
+
+
+def test_images_that_are_taken_apart() -> None:
+    same(OneByOne().double(), torch.rand(4, 2, 4, 4, dtype=torch.float64))
+
+
+def test_mixed_precision() -> None:
+    net, x = nn.Sequential(nn.Conv2d(1, 3, 2), nn.Flatten(), nn.Linear(27, 2)), torch.rand(4, 1, 4, 4).requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = net(image(x))
+    (fast,) = torch.autograd.grad(out.float().sum(), x)
+    (slow,) = torch.autograd.grad(net(x).sum(), x)
+    torch.testing.assert_close(fast, slow, rtol=0.05, atol=0.02)
+
+
 @pytest.mark.parametrize("shape", [(2, 5, 4, 4), (2, 9), (2, 3, 4)])
 def test_what_is_no_image_stays_as_it_is(shape: tuple[int, ...]) -> None:
     x = torch.rand(shape)

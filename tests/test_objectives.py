@@ -65,7 +65,7 @@ def test_the_abstract_loss_grows_with_eps(spec: str, seed: int, eps: float) -> N
 @problems
 def test_the_adversarial_point_lies_in_the_set_and_asks_for_its_gradient(spec: str, seed: int, eps: float) -> None:
     net, x, y = problem(spec, seed)
-    loss, point = objectives.adversarial(net, x, y, eps, wants_fosc=True)
+    loss, point = objectives.adversarial(net, x, y, eps, now=objectives.Now(wants_fosc=True))
     assert point is not None
     assert point.is_leaf
     assert point.requires_grad
@@ -80,7 +80,7 @@ def test_the_adversarial_point_lies_in_the_set_and_asks_for_its_gradient(spec: s
 
 @pytest.mark.parametrize("objective", [objectives.regular, objectives.ibp])
 def test_only_an_attack_has_a_point(objective: objectives.Objective) -> None:
-    assert objective(*problem("FC 5", 0), 0.1, wants_fosc=True).point is None
+    assert objective(*problem("FC 5", 0), 0.1, now=objectives.Now(wants_fosc=True)).point is None
 
 
 @problems
@@ -89,10 +89,28 @@ def test_the_adversarial_loss_does_not_depend_on_what_else_is_wanted(spec: str, 
     losses = []
     for wants_fosc in (False, True):
         torch.manual_seed(seed)
-        losses.append(objectives.adversarial(net, x, y, eps, wants_fosc=wants_fosc).loss)
+        losses.append(objectives.adversarial(net, x, y, eps, now=objectives.Now(wants_fosc=wants_fosc)).loss)
     assert losses[0] == losses[1]
     for g, h in zip(*(torch.autograd.grad(loss, list(net.parameters())) for loss in losses), strict=True):
         torch.testing.assert_close(g, h, rtol=1e-12, atol=1e-12)
+
+
+@problems
+def test_crown_ibp_becomes_ibp_as_eps_is_ramped_up(spec: str, seed: int, eps: float) -> None:
+    """Values and gradients; on the way it is an upper bound, too."""
+    net, x, y = problem(spec, seed)
+    params = list(net.parameters())
+    losses = [objectives.ibp(net, x, y, eps).loss, objectives.crown_ibp(net, x, y, eps).loss]
+    assert losses[0] == losses[1]
+    for g, h in zip(*(torch.autograd.grad(loss, params) for loss in losses), strict=True):
+        assert torch.equal(g, h)
+    generator = torch.Generator().manual_seed(seed)
+    shifts = eps * (2 * torch.rand(50, *x.shape, generator=generator, dtype=x.dtype) - 1)
+    worst = torch.stack([F.cross_entropy(net((x + s).clamp(0, 1)), y, reduction="none") for s in shifts]).amax(0)
+    for ramped in (0.0, 0.5, 0.9):
+        loss = objectives.crown_ibp(net, x, y, eps, now=objectives.Now(ramped=ramped)).loss
+        assert loss >= worst.mean() - 1e-9
+        assert all(g.isfinite().all() for g in torch.autograd.grad(loss, params))
 
 
 def test_objectives_leave_no_gradient_behind() -> None:

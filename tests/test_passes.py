@@ -53,7 +53,7 @@ def test_parts_give_every_methods_gradient(method: str) -> None:
     for at_once in (30, 7):
         training.passes.at_once = at_once
         torch.manual_seed(0)
-        training.passes.run(training.method.lower, training.method.upper, x, y, 0.1, wants_fosc=False)
+        training.passes.run(training.method.lower, training.method.upper, x, y, 0.1)
         found.append(torch.cat([training.gradients.rows.flatten(), training.gradients.final]).clone())
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
 
@@ -129,6 +129,44 @@ def test_a_network_is_its_own_afterwards() -> None:
         assert "forward" in vars(net)
     assert "forward" not in vars(net)
     pickle.dumps(net)
+
+
+class Skip(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + super().forward(x)
+
+
+def writing() -> nn.Sequential:
+    """Blocks that begin by writing to what they are given."""
+    blocks = [nn.Sequential(nn.LeakyReLU(0.1, inplace=True), nn.Linear(8, 8)) for _ in range(5)]
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), *blocks, nn.Linear(8, 2))
+
+
+def skipping() -> nn.Sequential:
+    layers = [layer for _ in range(5) for layer in (nn.Linear(8, 8), nn.ReLU())]
+    chain = [layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), Skip(*layers), nn.Sequential(*chain), nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize("build", [writing, skipping])
+@pytest.mark.parametrize("method", ["ibp", "advibp"])
+def test_blocks_of_ones_own_are_computed_again_as_they_are(build: Any, method: str) -> None:
+    torch.manual_seed(0)
+    net, found = build(), []
+    for recompute in (False, True):
+        training = begin(pickle.loads(pickle.dumps(net)), method=method, recompute=recompute)
+        training.check()
+        for _ in range(3):
+            list(training.run_epoch())
+        found.append(weights_of(training.net))
+    assert torch.equal(*found)
+
+
+def test_a_stage_that_leaves_no_chain_goes_on_without() -> None:
+    training = begin("FC 6, FC 6, FC 6, FC 6", recompute=True, epochs=4, stages="all", stage_epochs=1.0)
+    training.check()
+    while not training.finished:
+        list(training.run_epoch())
 
 
 def test_a_network_without_a_chain_is_refused() -> None:

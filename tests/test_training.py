@@ -203,6 +203,14 @@ def test_a_method_with_one_objective_minimises_it_alone(method: str, below: bool
     assert (last.lower is not None, last.upper is not None, last.weights) == (below, above, None)
 
 
+def test_linear_bounds_are_tried_before_an_epoch_is_spent() -> None:
+    begin("FC 6", method="advcrown-ibp").check()
+    with pytest.raises(UserError, match="no linear bounds for BatchNorm in training"):
+        begin("FC 6 BN", method="advcrown-ibp").check()
+    with pytest.raises(UserError, match="no linear bounds"):
+        begin(nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ELU(), nn.Linear(4, 2)), method="advcrown-ibp").check()
+
+
 def test_standard_training_has_no_warm_up_and_no_attack() -> None:
     steps = all_steps(begin(method="standard"))
     assert {s.phase for s in steps} == {"ramp", "full"}

@@ -27,7 +27,7 @@ from advibp.version import __version__
 KEPT_CHECKPOINTS = 2
 
 # Where a run computes, not what it computes: these may differ when it is resumed.
-_WHERE = ("device", "threads", "data", "data_root", "published")
+_WHERE = ("device", "threads", "at_once", "recompute", "data", "data_root", "published")
 # What comes after the epochs: it may be added to a run, also to a finished one, as long as it has not begun.
 _LATER = ("stages", "stage_epochs", "stage_lr", "stage_lr_milestones")
 

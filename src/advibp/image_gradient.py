@@ -40,7 +40,7 @@ class _ToImage(torch.autograd.Function):
     def forward(
         ctx: Any, output: Tensor, x: Tensor, weight: Tensor, stride: tuple[int, int], padding: tuple[int, int]
     ) -> Tensor:
-        ctx.size, ctx.stride, ctx.padding = x.shape[2:], stride, padding
+        ctx.size, ctx.stride, ctx.padding, ctx.dtype = x.shape[2:], stride, padding, x.dtype
         ctx.save_for_backward(weight)
         return output
 
@@ -48,7 +48,9 @@ class _ToImage(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (weight,) = ctx.saved_tensors
-        return gradient, input_gradient(gradient, weight, ctx.size, ctx.stride, ctx.padding), None, None, None
+        # Under autocast the three may be of different types.
+        back = input_gradient(gradient, weight.to(gradient.dtype), ctx.size, ctx.stride, ctx.padding)
+        return gradient, back.to(ctx.dtype), None, None, None
 
 
 class Image(Tensor):
@@ -59,15 +61,22 @@ class Image(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is F.conv2d and type(args[0]) is Image:
-            return _conv2d(args[0].as_subclass(Tensor), *args[1:], **(kwargs or {}))
+        if func is F.conv2d:
+            return _conv2d(*args, **(kwargs or {}))
         found = super().__torch_function__(func, types, args, kwargs or {})
-        return found.as_subclass(Tensor) if type(found) is Image and not _few_channels(found) else found
+        if isinstance(found, (tuple, list)):
+            return tuple(map(_plain, found))
+        return _plain(found)
 
 
 def image(x: Tensor) -> Tensor:
     """x (B, C, H, W), for a forward pass whose backward pass goes to x; what is no image for it stays as it is."""
     return x.as_subclass(Image) if type(x) is Tensor and x.device.type == "cpu" and _few_channels(x) else x
+
+
+def _plain(value: Any) -> Any:
+    """What is no image any more."""
+    return value.as_subclass(Tensor) if type(value) is Image and not _few_channels(value) else value
 
 
 def _few_channels(x: Tensor) -> bool:
@@ -76,9 +85,11 @@ def _few_channels(x: Tensor) -> bool:
 
 
 def _conv2d(
-    x: Tensor, weight: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+    input: Tensor, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Tensor:
-    if groups != 1 or _pair(dilation) != (1, 1) or isinstance(padding, str):
+    ours = type(input) is Image and groups == 1 and _pair(dilation) == (1, 1) and not isinstance(padding, str)
+    x = input.as_subclass(Tensor)
+    if not ours or x.dim() != 4:
         return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
     output = F.conv2d(x.detach(), weight, bias, stride, padding)  # its own way back goes to the weights alone
     found: Tensor = _ToImage.apply(output, x, weight, _pair(stride), _pair(padding))

@@ -28,6 +28,12 @@ METHODS: dict[str, Method] = {
         upper=objectives.ibp,
         weighting=Moments,
     ),
+    "advcrown-ibp": Method(
+        says="adversarial + CROWN-IBP loss, which becomes the IBP loss over the ramp, weights from past gradients",
+        lower=objectives.adversarial,
+        upper=objectives.crown_ibp,
+        weighting=Moments,
+    ),
     "fixed": Method(
         says="adversarial + IBP loss, both weights 1: the paper's baseline",
         lower=objectives.adversarial,

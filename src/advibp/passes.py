@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from advibp import batchnorm
-from advibp.objectives import Objective
+from advibp.objectives import AT_THE_END, Now, Objective
 from advibp.recompute import recomputing
 from advibp.stages import Stages
 from advibp.weighting import FlatGradients
@@ -54,13 +54,13 @@ class Passes:
         return batch.split(self.at_once or len(batch))
 
     def run(
-        self, lower: Objective | None, upper: Objective | None, x: Tensor, y: Tensor, eps: float, *, wants_fosc: bool
+        self, lower: Objective | None, upper: Objective | None, x: Tensor, y: Tensor, eps: float, now: Now = AT_THE_END
     ) -> Losses:
         """Losses of a batch; the gradients are in rows 0 and 1, or in `final` where there is one objective."""
         losses = Losses()
         for k, (images, labels) in enumerate(zip(self._split(x), self._split(y), strict=True)):
             share = len(images) / len(x)
-            losses = losses.plus(self._part(lower, upper, images, labels, eps, wants_fosc, share, add=k > 0))
+            losses = losses.plus(self._part(lower, upper, images, labels, eps, now, share, add=k > 0))
         return losses
 
     def captures_clean(self, lower: Objective | None, upper: Objective | None) -> bool:
@@ -74,7 +74,7 @@ class Passes:
         x: Tensor,
         y: Tensor,
         eps: float,
-        wants_fosc: bool,
+        now: Now,
         share: float,
         add: bool,
     ) -> Losses:
@@ -85,7 +85,7 @@ class Passes:
             if statistics and self.captures_clean(lower, upper):
                 statistics.capture(inputs.net, self.stages.clean(x))
             if lower:
-                loss, point = lower(inputs.net, inputs.x, y, inputs.eps, inputs.within, wants_fosc=wants_fosc)
+                loss, point = lower(inputs.net, inputs.x, y, inputs.eps, inputs.within, now)
                 wanted = [] if point is None else [point]
                 keep = bool(upper and statistics)  # the bounds' gradient flows back through BatchNorm's statistics
                 at_point = self.gradients.take(rows[0], loss, wanted, share=share, add=add, keep_graph=keep)
@@ -93,7 +93,7 @@ class Passes:
                 if point is not None:
                     fosc = inputs.fosc(point, at_point[0]) * share
             if upper:
-                loss = upper(inputs.net, inputs.x, y, inputs.eps, inputs.within).loss
+                loss = upper(inputs.net, inputs.x, y, inputs.eps, inputs.within, now).loss
                 self.gradients.take(rows[1], loss, share=share, add=add)
                 above = loss.detach() * share
         return Losses(below, above, fosc)

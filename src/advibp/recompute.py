@@ -16,12 +16,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from advibp.errors import UserError
-
 
 def chains(net: nn.Module) -> list[nn.Sequential]:
-    """The outermost chains with at least four children that hold weights."""
-    if isinstance(net, nn.Sequential) and sum(_has_weights(child) for child in net) >= 4:
+    """The outermost chains with at least four children that hold weights; none with a forward of its own."""
+    plain = type(net).forward is nn.Sequential.forward and "forward" not in vars(net)
+    if isinstance(net, nn.Sequential) and plain and sum(_has_weights(child) for child in net) >= 4:
         return [net]
     return [chain for child in net.children() for chain in chains(child)]
 
@@ -42,11 +41,6 @@ def _has_weights(module: nn.Module) -> bool:
 def recomputing(net: Any, wanted: bool = True) -> Iterator[None]:
     """Passes that are made inside keep less for their backward pass, which must be made inside, too."""
     found = chains(net) if wanted and isinstance(net, nn.Module) else []
-    if wanted and not found:
-        raise UserError(
-            "recompute works on an nn.Sequential with at least four layers that hold weights, and this network, or "
-            "what a layer-wise stage leaves of it, has none; set at_once instead."
-        )
     for chain in found:
         chain.forward = _through(groups(chain))  # type: ignore[method-assign]
     try:
@@ -58,8 +52,13 @@ def recomputing(net: Any, wanted: bool = True) -> Iterator[None]:
 
 def _through(parts: list[nn.Sequential]) -> Any:
     def forward(value: Any) -> Any:
+        if not torch.is_grad_enabled():
+            for part in parts:
+                value = part(value)
+            return value
         for part in parts[:-1]:
-            value = checkpoint(part, value, use_reentrant=False) if torch.is_grad_enabled() else part(value)
+            # A copy, for a layer may write to it, and what is computed again must begin with the same.
+            value = checkpoint(lambda v, p=part: p(v.clone()), value, use_reentrant=False)
         return parts[-1](value)  # its values would be computed again at once
 
     return forward

@@ -81,7 +81,11 @@ def train(
             folder.create(recipe)
             held.enter_context(folder.held())
         with show or Live(Console(stderr=True)) as display:
-            return _Keeper(training, folder, display, stop, facts).run()
+            try:
+                return _Keeper(training, folder, display, stop, facts).run()
+            finally:
+                for p in net.parameters():
+                    p.grad = None  # a view into a buffer of all gradients, which would stay in memory with it
 
 
 class _Keeper:

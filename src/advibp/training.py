@@ -20,7 +20,7 @@ from advibp.errors import UserError
 from advibp.feed import Feed
 from advibp.means import Step
 from advibp.methods import METHODS
-from advibp.objectives import Objective
+from advibp.objectives import Now, Objective
 from advibp.passes import Passes
 from advibp.randomness import mix, seed_everything
 from advibp.recipe import Recipe
@@ -79,8 +79,11 @@ class Training:
         """Forward-equivalents of all steps to come, for the time that is left."""
         per_epoch, now = self.steps_per_epoch, self.course.at(self.steps)
         begin, work = now.t if now.stage == 0 else math.inf, 0.0
-        ends = (self.timeline.natural, self.timeline.joint, self.recipe.epochs)
-        for end, cost in zip(ends, (3, 5, self.joint_cost), strict=True):
+        line = self.timeline
+        ends = (line.natural, line.joint, line.joint + line.ramp, self.recipe.epochs)
+        # A way back for each class, and its gradient, where linear bounds have a share in the loss.
+        ramp_cost = self.joint_cost + (8 * self.data.classes if self.method.upper is objectives.crown_ibp else 0)
+        for end, cost in zip(ends, (3, 5, ramp_cost, self.joint_cost), strict=True):
             work += max(0.0, end - begin) * per_epoch * cost
             begin = max(begin, end)
         latent = min(self.course.total - self.steps, self.course.stages * self.course.each)
@@ -147,6 +150,11 @@ class Training:
     def check(self) -> None:
         """Find a network that can't be bounded, or data that do not fit it, before an epoch is spent."""
         self._check_memory_options()
+        if self.trains_batchnorm and self.method.upper is objectives.crown_ibp:
+            raise UserError(
+                f"{self.recipe.method} has no linear bounds for BatchNorm in training; use advibp, or call .eval() on "
+                f"the BatchNorm layers."
+            )
         x, y = self.feed.example(2)
         with torch.no_grad():
             self.net.eval()
@@ -168,7 +176,7 @@ class Training:
                     if self.method.upper:
                         if statistics:
                             statistics.capture(self.net, x)
-                        self.method.upper(self.net, x, y, self.recipe.eps)
+                        self.method.upper(self.net, x, y, self.recipe.eps, now=Now(ramped=0.0))
             except UserError:
                 raise
             except Exception as error:
@@ -181,8 +189,11 @@ class Training:
                 "at_once and recompute can't keep the weights the same where BatchNorm is trained, as its statistics "
                 "are those of a whole batch; use a smaller batch_size, or call .eval() on the BatchNorm layers."
             )
-        with recompute.recomputing(self.net, recipe.recompute):
-            pass
+        if recipe.recompute and not recompute.chains(self.net):
+            raise UserError(
+                "recompute works on an nn.Sequential with at least four layers that hold weights, and this network has "
+                "none; set at_once instead."
+            )
 
     def run_epoch(self) -> Iterator[Step]:
         """The steps that are left of the current epoch."""
@@ -207,8 +218,8 @@ class Training:
         c_t = self._c_t(t, x, y) if lower and upper and not self.stage else 0.0
 
         logs_fosc = self.steps % FOSC_EVERY == 0
-        wants_fosc = logs_fosc or self.weighting.asks_fosc()
-        losses, weights = self.passes.run(lower, upper, x, y, eps, wants_fosc=wants_fosc), None
+        now = Now(ramped=eps / self.recipe.eps, wants_fosc=logs_fosc or self.weighting.asks_fosc())
+        losses, weights = self.passes.run(lower, upper, x, y, eps, now), None
         if losses.lower is not None and losses.upper is not None:
             weights = self.weighting.weights(0.0 if losses.fosc is None else losses.fosc, c_t)
             combine(weights, self.gradients.rows, losses.upper, out=self.gradients.final)
@@ -248,7 +259,7 @@ class Training:
     def _measure_fosc(self, x: Tensor, y: Tensor) -> float:
         """c_max = auto: FOSC of the warmed-up network at full eps, as the paper's appendix says."""
         with self.stages.traceless():
-            losses = self.passes.run(objectives.adversarial, None, x, y, self.recipe.eps, wants_fosc=True)
+            losses = self.passes.run(objectives.adversarial, None, x, y, self.recipe.eps, Now(wants_fosc=True))
         assert losses.fosc is not None
         return float(losses.fosc)
 
@@ -317,8 +328,8 @@ def resolve_device(name: str) -> torch.device:
         return accelerator or torch.device("cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.empty(1, device=device).add(1).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(
             f"Device '{name}' can't be used here ({str(error).splitlines()[0]}); try --device auto."
         ) from None

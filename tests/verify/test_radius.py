@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from advibp import attacks, nets
+from advibp import UserError, attacks, nets
 from advibp.data import Split
 from advibp.verify import Attack, ibp, largest_proved_eps
 from advibp.verify.radius import Radius, curve, radii, smallest_broken_eps
@@ -114,17 +115,23 @@ def test_nothing_is_broken_where_it_is_proved(seed: int, spec: str, kind: str) -
             assert radius.proved < radius.broken <= 1
 
 
-def test_a_counterexample_lies_where_it_is_said_to() -> None:
-    net, x, y = problem(0, "FC 6")
-    nearest = smallest_broken_eps(net, x, y, Attack(steps=20), torch.zeros(len(x)), tolerance=1e-2)
-    for i in torch.nonzero(nearest.isfinite()).flatten().tolist():
-        found = attacks.pgd(net, x[i : i + 1], y[i : i + 1], float(nearest[i]) + 2e-2, steps=100, restarts=3)
-        assert bool(found.broken)
+def test_the_smallest_broken_radius_of_a_linear_network_is_its_distance() -> None:
+    """|z_0 - z_1| / |w_0 - w_1|_1 to the border, where no pixel is clipped on the way."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+    x = 0.5 + 0.01 * torch.rand(6, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits = net(x)
+        distance = (logits[:, 0] - logits[:, 1]).abs() / (net[1].weight[0] - net[1].weight[1]).abs().sum()
+    assert distance.max() < 0.45
+    nearest = smallest_broken_eps(net, x, logits.argmax(1), Attack(steps=5), tolerance=1e-3)
+    assert bool((nearest >= distance - 1e-6).all())
+    assert bool((nearest <= distance + 2e-3).all())
 
 
 def test_the_curve_falls_and_starts_at_the_clean_accuracy(tmp_path: Path) -> None:
     net, test = images(3, "FC 8, FC 6")
-    found = radii(net, test, attack=Attack(steps=10), out=tmp_path / "radii.jsonl", batch_size=3)
+    found = radii(net, test, attack=Attack(steps=10), out=tmp_path, batch_size=3)
+    assert radii(net, test, attack=Attack(steps=10), batch_size=5) == found  # chance is each image's own
     lines = [json.loads(line) for line in (tmp_path / "radii.jsonl").read_text().splitlines()]
     assert [Radius(**line) for line in lines] == found
     points = curve(found, [0.0, 0.01, 0.05, 0.1, 0.5, 1.0])
@@ -133,3 +140,42 @@ def test_the_curve_falls_and_starts_at_the_clean_accuracy(tmp_path: Path) -> Non
         assert proved_next <= proved_here <= 0.75
         assert unbroken_next <= unbroken_here
     assert all(proved <= unbroken for _, proved, unbroken in points)
+
+
+def test_radii_are_continued_and_measured_anew_for_another_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, test = images(3, "FC 8, FC 6")
+    whole = radii(net, test, attack=Attack(steps=5), batch_size=3)
+    asked: list[int] = []
+
+    def stop(eps: float, done: int, total: int, counts: object = None) -> None:
+        asked.append(done)
+        if done == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        radii(net, test, attack=Attack(steps=5), out=tmp_path, batch_size=3, progress=stop)
+    assert len((tmp_path / "radii.jsonl").read_text().splitlines()) == 6
+    assert radii(net, test, attack=Attack(steps=5), out=tmp_path, batch_size=3) == whole
+    other = radii(net, test, attack=Attack(steps=6), out=tmp_path, batch_size=3)
+    assert {r.attack for r in other} == {f"{Attack(steps=6)} seed=0"}
+    (tmp_path / "radii.jsonl").write_text("nonsense\n")
+    with pytest.raises(UserError, match="damaged"):
+        radii(net, test, out=tmp_path)
+
+
+def test_logits_that_are_no_numbers_are_told_apart() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    with torch.no_grad():
+        net[1].weight.fill_(math.nan)
+    x = torch.rand(2, 1, 4, 4)
+    (one, two) = radii(net, Split(x, torch.tensor([0, 1])), attack=Attack(steps=2))
+    assert (one.prediction, one.proved, one.broken) == (-1, 0, 0) == (two.prediction, two.proved, two.broken)
+
+
+def test_a_double_network() -> None:
+    net, test = images(3, "FC 8, FC 6")
+    found = radii(net.double(), Split(test.x.double(), test.y), attack=Attack(steps=5))
+    assert len(found) == 8
+    assert len(largest_proved_eps(net, test.x[:0].double(), test.y[:0])) == 0

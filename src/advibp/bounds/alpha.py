@@ -21,16 +21,14 @@ def alpha_margins(bounds: LinearBounds, y: Tensor, *, steps: int = 20, lr: float
         some = some[rows[some].abs().sum(1) > 0]  # not the label itself
         if len(some):
             found = _optimise(bounds, rows[some], image[some], steps, lr)
-            best[some] = torch.maximum(best[some], found)
+            best[some] = torch.fmax(best[some], found)  # a NaN is no bound
     return best.view(len(y), -1)
 
 
 def _optimise(bounds: LinearBounds, a: Tensor, image: Tensor, steps: int, lr: float) -> Tensor:
-    spans = {index: lines.span for index, lines in _free(bounds).items()}
-    free = {index: lines.free[image] for index, lines in _free(bounds).items() if lines.free is not None}
-    slopes: Slopes = {
-        index: lines.low_slope[image].detach().clone().requires_grad_() for index, lines in _free(bounds).items()
-    }
+    choices = _choices(bounds)
+    free = {index: lines.free[image] for index, lines in choices.items() if lines.free is not None}
+    slopes: Slopes = {i: lines.low_slope[image].detach().clone().requires_grad_() for i, lines in choices.items()}
     best = a.new_full((len(a),), -torch.inf)
     if not slopes:
         return best
@@ -38,7 +36,7 @@ def _optimise(bounds: LinearBounds, a: Tensor, image: Tensor, steps: int, lr: fl
     for step in range(steps + 1):
         with torch.enable_grad():
             found = bounds.lower(bounds.tape.output, a, image, slopes)
-        best = torch.maximum(best, found.detach())
+        best = torch.fmax(best, found.detach())
         if step == steps or bool((best > 0).all()):
             break
         grads = torch.autograd.grad(found, list(slopes.values()), torch.ones_like(found), allow_unused=True)
@@ -48,11 +46,11 @@ def _optimise(bounds: LinearBounds, a: Tensor, image: Tensor, steps: int, lr: fl
         optimizer.param_groups[0]["lr"] *= 0.95
         with torch.no_grad():
             for index, slope in slopes.items():
-                slope.clamp_(*spans[index])
+                slope.clamp_(*choices[index].span)
     return best
 
 
-def _free(bounds: LinearBounds) -> dict[int, Lines]:
+def _choices(bounds: LinearBounds) -> dict[int, Lines]:
     """The activations that have a choice, with their lines."""
-    every = {index: bounds.lines(index) for index in bounds.activations()}
+    every = {index: bounds.lines(index) for index in bounds.activations}
     return {i: lines for i, lines in every.items() if isinstance(lines, Lines) and lines.free is not None}

@@ -14,6 +14,7 @@ Bounds are computed in the usual floating-point arithmetic, as those of Box are.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,13 +22,15 @@ import torch
 from torch import Tensor, nn
 
 from advibp.bounds.box import Box
-from advibp.bounds.dispatch import name_of, unsupported
-from advibp.bounds.nodes import leaves_of, map_leaves
-from advibp.bounds.relaxation import ACTIVATIONS, POOLS, Lines, Windows, max_pool2d
+from advibp.bounds.dispatch import exactly, unsupported
+from advibp.bounds.nodes import Node, Ref, leaves_of, map_leaves
+from advibp.bounds.relaxation import ACTIVATIONS, KINKED, POOLS, Lines, Windows, crossing, max_pool2d
 from advibp.bounds.tape import Tape
-from advibp.bounds.transpose import is_affine, mixes, take_back, take_back_by_autograd
+from advibp.bounds.transpose import Rows, copied, is_affine, mixes, take_back
+from advibp.bounds.zonotope import Zonotope
+from advibp.errors import UserError
 
-Slopes = dict[int, Tensor]  # node -> slopes of the lower lines (R, ...), or (B, ...) for all rows of an image
+Slopes = dict[int, Tensor]  # node -> slopes of its lower lines (R, ...)
 
 SUPPORTED = (
     "linear bounds know convolutions, linear layers, BatchNorm in evaluation, pooling, sums, reshaping, ReLU, leaky "
@@ -36,62 +39,64 @@ SUPPORTED = (
 
 
 class LinearBounds:
-    """Bounds of a network over a box of inputs (B, ...), each at least as tight as interval bounds.
+    """Linear bounds of a network over a box of inputs (B, ...).
 
-    `boxes` holds lower and upper bounds (B, ...) of every value that enters an activation, by node of the tape.
+    `boxes` holds lower and upper bounds (B, ...) of every value that enters an activation, by node of the tape. They
+    are at least as tight as interval bounds; margins need not be, so a prover takes the better of both.
     """
 
     def __init__(self, net: nn.Module, box: Box, *, at_once: int = 512) -> None:
         """at_once: how many rows go back together, which bounds the memory."""
         self.net, self.box, self.at_once = net, box, at_once
-        self.tape = Tape.record(net, box)
+        # A zonotope refuses to move elements between images: a row belongs to one of them. A few will do.
+        Tape.record(net, Zonotope.from_box(Box(box.center[:5], 0.0)))
+        self.tape = Tape.record(net, box.center)
+        self.nodes = [i for i in self.tape.needed(0, self.tape.output) if self.tape.nodes[i].from_input]
+        self.activations = [i for i in self.nodes if self.tape.nodes[i].func in ACTIVATIONS.keys() | POOLS]
         self.boxes: dict[int, tuple[Tensor, Tensor]] = {}
         self._lines: dict[int, Lines | Windows] = {}
-        self._rows: dict[int, _Rows] = {}
-        self._output: Box | None = None
-        self._kinds = set(self.activations())
+        self._constants: dict[int, Any] = {}
+        self._rows: dict[int, Rows] = {}
         self._check()
         self._propagate()
 
     # ------------------------------------------------------------------------------------------ intervals first
 
     def _check(self) -> None:
-        for index in self.tape.needed(0, self.tape.output):
+        for index in self.nodes:
             node = self.tape.nodes[index]
-            if not node.from_input:
-                continue
-            assert node.func is not None
-            if node.func not in ACTIVATIONS and node.func not in POOLS and not is_affine(node.func):
-                unsupported(f"{self.tape.name(index)}: {name_of(node.func)} has no linear bounds", SUPPORTED)
-            if set(node.after) - set(node.refs):
+            if index not in self.activations and not is_affine(node):
+                unsupported(f"{self.tape.name(index)} has no linear bounds", SUPPORTED)
+            if node.after or node.state:
                 unsupported(f"{self.tape.name(index)} reads what was written in place through another view", SUPPORTED)
 
     def _propagate(self) -> None:
         """Interval bounds of every value, of which those that enter an activation are kept."""
-        entering = {self.tape.nodes[index].refs[0] for index in self.activations()}
-        for index, value in [(0, self.box), *self.tape.trace(self.box)]:
-            if index in entering:
+        entering = {self._entering(index) for index in self.activations}
+        for index, value in itertools.chain([(0, self.box)], self.tape.trace(self.box)):
+            if index in entering:  # read now: an activation may write to it
                 self.boxes[index] = value.lower, value.upper
-        self._output = value
+            if not self.tape.nodes[index].from_input:
+                self._constants[index] = map_leaves(value, copied)
+        self._output: Box = value
+        for index in self.activations:  # what has none is refused at once
+            self.lines(index)
 
-    def activations(self) -> list[int]:
-        """The nodes that are no affine operations, in order."""
-        return [
-            index
-            for index in self.tape.needed(0, self.tape.output)
-            if self.tape.nodes[index].func in ACTIVATIONS or self.tape.nodes[index].func in POOLS
-        ]
+    def _entering(self, activation: int) -> int:
+        return self.tape.nodes[activation].refs[0]
 
     # ------------------------------------------------------------------------------------------ what is asked for
 
     def margins(self, y: Tensor) -> Tensor:
-        """Lower bounds (B, K) of z_y - z_k for labels y (B,); 0 for k = y. The way back elides the last layer."""
+        """Lower bounds (B, K) of z_y - z_k for labels y (B,); 0 for k = y."""
         rows, _ = self.margin_rows(y)
         return self.lower(self.tape.output, rows).view(len(y), -1)
 
     def margin_rows(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """A (B K, K) with rows e_y - e_k, image by image, and whose they are."""
-        assert self._output is not None
+        if self._output.ndim != 2 or y.shape != self._output.shape[:1]:
+            shapes = f"{tuple(self._output.shape)} and {tuple(y.shape)}"
+            raise UserError(f"margins need outputs (B, K) and labels (B,), not {shapes}; flatten the outputs first.")
         count, classes = self._output.shape
         one = torch.eye(classes, dtype=self._output.dtype, device=y.device)
         rows = (one[y].unsqueeze(1) - one).flatten(0, 1)
@@ -99,57 +104,54 @@ class LinearBounds:
 
     def output(self) -> Box:
         """Bounds of the network's output, intersected with the interval ones."""
-        assert self._output is not None
-        lower, upper = self._bounds_of(self.tape.output, torch.ones_like(self._output.center, dtype=torch.bool))
-        return Box.from_bounds(
-            torch.maximum(lower, self._output.lower), torch.minimum(upper, self._output.upper).clamp(min=lower)
-        )
+        box = self._output
+        found = self._bounds_of(self.tape.output, torch.ones_like(box.center, dtype=torch.bool))
+        return Box.from_bounds(*_intersected((box.lower, box.upper), found))
 
     def take(self, keep: Tensor) -> LinearBounds:
         """The same for some images of the batch, by their numbers; what is known of them stays known."""
         taken = LinearBounds(self.net, Box(self.box.center[keep], self.box.radius[keep]), at_once=self.at_once)
         taken.boxes = {index: (lower[keep], upper[keep]) for index, (lower, upper) in self.boxes.items()}
+        taken._lines.clear()
         return taken
 
     def refine(self) -> LinearBounds:
         """CROWN: tighter bounds for every neuron that the bounds so far leave unstable, from the first layer on."""
-        for index in self.activations():
-            entering = self.tape.nodes[index].refs[0]
-            lower, upper = self.boxes[entering]
-            unstable = (lower < 0) & (upper > 0) if index in self._piecewise else torch.ones_like(lower, dtype=torch.bool)
-            if bool(unstable.any()) and not self._exact(entering):
-                low, up = self._bounds_of(entering, unstable)
-                lower, upper = torch.maximum(lower, low), torch.minimum(upper, up)
-                # Rounding may let bounds cross that meet.
-                self.boxes[entering] = torch.minimum(lower, upper), torch.maximum(lower, upper)
-                self._lines.pop(index, None)
+        users: dict[int, list[int]] = {}
+        for index in self.activations:
+            users.setdefault(self._entering(index), []).append(index)
+        for entering, indices in sorted(users.items()):
+            bounds = self.boxes[entering]
+            kinked = all(self.tape.nodes[index].func in KINKED for index in indices)
+            wanted = crossing(*bounds) if kinked else torch.ones_like(bounds[0], dtype=torch.bool)
+            if bool(wanted.any()) and not self._exact(entering):
+                self.boxes[entering] = _intersected(bounds, self._bounds_of(entering, wanted))
+                for index in indices:
+                    self._lines.pop(index, None)
         return self
 
-    @property
-    def _piecewise(self) -> set[int]:
-        """Activations with a kink at 0, where a stable neuron gains nothing from tighter bounds."""
-        names = ("relu", "relu_", "leaky_relu", "leaky_relu_")
-        return {i for i in self.activations() if getattr(self.tape.nodes[i].func, "__name__", "") in names}
-
     def _exact(self, index: int) -> bool:
-        """Whether interval bounds of a value are exact: at most one operation on the way to it mixes elements."""
-        way = [self.tape.nodes[i] for i in self.tape.needed(0, index)]
-        return sum(node.from_input and mixes(node.func) for node in way if node.func is not None) <= 1 and all(
-            len([i for i in node.refs if self.tape.nodes[i].from_input]) <= 1 for node in way
-        )
+        """Whether interval bounds of a value are exact: a chain leads to it in which one operation at most mixes."""
+        way = [self.tape.nodes[i] for i in self.tape.needed(0, index) if self.tape.nodes[i].from_input]
+        return sum(map(mixes, way)) <= 1 and all(self._uses(node) == 1 for node in way)
+
+    def _uses(self, node: Node) -> int:
+        """How often a node uses values that depend on the input."""
+        leaves = leaves_of((node.args, node.kwargs))
+        return sum(isinstance(leaf, Ref) and self.tape.nodes[leaf.index].from_input for leaf in leaves)
 
     def _bounds_of(self, index: int, wanted: Tensor) -> tuple[Tensor, Tensor]:
         """Lower and upper bounds of the elements of a value that are wanted (B, ...); +-inf for the others."""
-        image, element = torch.nonzero(wanted.flatten(1), as_tuple=True)
+        image, element = torch.nonzero(wanted.reshape(len(wanted), -1), as_tuple=True)
         shape = wanted.shape[1:]
         ends = []
         for sign in (1.0, -1.0):
-            found = torch.full_like(self.box.center.new_empty(wanted.shape), -torch.inf).flatten(1)
+            found = self.box.center.new_full((len(wanted), shape.numel()), -torch.inf)
             for some, where in zip(image.split(self.at_once), element.split(self.at_once), strict=True):
                 rows = found.new_zeros(len(some), found.shape[1])
-                rows[torch.arange(len(some)), where] = sign
-                found[some, where] = self.lower(index, rows.unflatten(1, shape), some)
-            ends.append(found.unflatten(1, shape) * sign)
+                rows[torch.arange(len(some), device=some.device), where] = sign
+                found[some, where] = self.lower(index, rows.view(-1, *shape), some)
+            ends.append(found.view(wanted.shape) * sign)
         return ends[0], ends[1]
 
     # ------------------------------------------------------------------------------------------ the way back
@@ -157,7 +159,7 @@ class LinearBounds:
     def lower(self, index: int, a: Tensor, image: Tensor | None = None, slopes: Slopes | None = None) -> Tensor:
         """Lower bounds (R,) of the rows of A (R, ...) at a node's value; `image` (R,) are their images in the batch.
 
-        Without `image` each image has the same number of rows, in order; `slopes` then has to be left out.
+        Without `image` each image has the same number of rows, in order. `slopes` (R, ...) need `image`.
         """
         per_image = max(1, len(a) // len(self.box))
         size = self.at_once if image is not None else max(1, self.at_once // per_image) * per_image
@@ -166,7 +168,8 @@ class LinearBounds:
             part = slice(start, start + size)
             whose: Tensor | slice = slice(start // per_image, (start + size) // per_image)
             own = {i: s[part] for i, s in slopes.items()} if slopes else {}
-            ways.append(self._way_back(index, a[part], whose if image is None else image[part], own))
+            with exactly(a.device.type):
+                ways.append(self._way_back(index, a[part], whose if image is None else image[part], own))
         return torch.cat(ways)
 
     def _way_back(self, index: int, a: Tensor, whose: Tensor | slice, slopes: Slopes) -> Tensor:
@@ -176,7 +179,7 @@ class LinearBounds:
             if number not in pending:
                 continue
             a, node = pending.pop(number), self.tape.nodes[number]
-            if number in self._kinds:
+            if number in self.activations:
                 before, more = self._through(number, a, whose, slopes.get(number))
                 found = {node.refs[0]: before}
             else:
@@ -195,23 +198,22 @@ class LinearBounds:
         if found is not None:
             return {node.refs[0]: found[0]}, found[1]
         if rows not in self._rows:
-            self._rows[rows] = _Rows(self, rows)
-        own = self._rows[rows]
-        return take_back_by_autograd(own.nodes[number], a, own.zeros, own.constants)
+            self._rows[rows] = Rows(self.tape, self._constants, self.box.center, rows)
+        return self._rows[rows].take_back(number, a)
 
     def _through(self, number: int, a: Tensor, whose: Tensor | slice, slopes: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Below its own line where a coefficient is positive, above the other where it is negative."""
+        """The lower line where a coefficient is positive, the upper one where it is negative."""
         lines = self.lines(number)
         if isinstance(lines, Windows):
-            image = torch.arange(len(self.box), device=a.device)[whose].repeat_interleave(len(a) // _count(whose, self.box))
-            return _through_windows(lines, a, image if isinstance(whose, slice) else whose)
-        rows = a.unflatten(0, (_count(whose, self.box), -1)) if isinstance(whose, slice) else a
+            images = torch.arange(len(self.box), device=a.device)[whose]
+            return _through_windows(lines, a, images.repeat_interleave(len(a) // len(images)))
+        rows = a.view(len(lines.up_slope[whose]), -1, *a.shape[1:]) if isinstance(whose, slice) else a
         positive, negative = rows.clamp(min=0), rows.clamp(max=0)
         low = _of(lines.low_slope, whose) if slopes is None else slopes
         constant = _dot(negative, _of(lines.up_shift, whose))
         if lines.low_shift is not None:
             constant = constant + _dot(positive, _of(lines.low_shift, whose))
-        return torch.addcmul(positive * low, negative, _of(lines.up_slope, whose)).view_as(a), constant.flatten()
+        return torch.addcmul(positive * low, negative, _of(lines.up_slope, whose)).reshape(a.shape), constant.flatten()
 
     def lines(self, index: int) -> Lines | Windows:
         """The lines around an activation over the bounds of its input."""
@@ -219,7 +221,6 @@ class LinearBounds:
             node = self.tape.nodes[index]
             bounds = self.boxes[node.refs[0]]
             rest, named = node.args[1:], {k: v for k, v in node.kwargs.items() if k not in ("input", "inplace")}
-            assert node.func is not None
             self._lines[index] = ACTIVATIONS.get(node.func, max_pool2d)(*bounds, *rest, **named)
         return self._lines[index]
 
@@ -229,14 +230,10 @@ def _of(value: Tensor, whose: Tensor | slice) -> Tensor:
     return value[whose].unsqueeze(1) if isinstance(whose, slice) else value[whose]
 
 
-def _count(whose: Tensor | slice, box: Box) -> int:
-    return len(range(len(box))[whose]) if isinstance(whose, slice) else len(whose)
-
-
 def _dot(a: Tensor, b: Tensor) -> Tensor:
     """Row by row: (R, ...) and (R, ...) -> (R,), or (b k, ...), or (b, k, ...), and (b, 1, ...) -> (b k,)."""
     if a.shape == b.shape:
-        return (a * b).flatten(1).sum(1)
+        return (a * b).reshape(len(a), -1).sum(1)
     a = a.reshape(len(b), -1, b[0].numel())
     return torch.bmm(a, b.reshape(len(b), -1, 1)).flatten()
 
@@ -250,30 +247,16 @@ def _through_windows(lines: Windows, a: Tensor, image: Tensor) -> tuple[Tensor, 
     return spread, above.flatten(1).sum(1)
 
 
-class _Rows:
-    """The shapes of all values for so many rows, as zeros that take no memory, and the values that are constants."""
-
-    def __init__(self, bounds: LinearBounds, rows: int) -> None:
-        tape, box = bounds.tape, bounds.box
-        first = box.center[:1].expand(rows, *box.shape[1:])
-        same = rows == len(box)
-        own = tape if same else Tape.record(bounds.net, first)
-        self.zeros: dict[int, Any] = {0: _zeros(first)}
-        self.constants: dict[int, Any] = {}
-        self.nodes = own.nodes
-        for index, value in own.trace(first):
-            kept = self.zeros if own.nodes[index].from_input else self.constants
-            kept[index] = map_leaves(value, _zeros) if own.nodes[index].from_input else value
-
-
-def _zeros(value: Any) -> Any:
-    return value.new_zeros(()).expand(value.shape) if isinstance(value, Tensor) else value
+def _intersected(bounds: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The tighter of two pairs of bounds, of which a NaN is none. Rounding may let bounds cross that meet."""
+    lower, upper = torch.fmax(bounds[0], others[0]), torch.fmin(bounds[1], others[1])
+    return torch.minimum(lower, upper), torch.maximum(lower, upper)
 
 
 def _added(a: Any, b: Any) -> Any:
-    if isinstance(a, tuple):
-        return tuple(_added(x, y) for x, y in zip(a, b, strict=True))
-    return a + b
+    """Sums of rows of a value, which may be several: (R, ...) each."""
+    others = leaves_of(b)
+    return map_leaves(a, lambda x: x + next(others))
 
 
 def intermediate(bounds: LinearBounds) -> Iterator[tuple[str, Box]]:

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from advibp.bounds.dispatch import Func, spellings, unsupported
 
-_TINY = 1e-12
-
 
 class Lines(NamedTuple):
     """Slopes and shifts below and above; `free` marks neurons whose lower slope may be any number in `span`."""
@@ -41,19 +39,24 @@ def leaky_relu(lower: Tensor, upper: Tensor, negative_slope: float = 0.01) -> Li
     """
     if not 0 <= negative_slope <= 1:
         unsupported(f"leaky_relu has linear bounds for slopes from 0 to 1 alone, not {negative_slope}")
-    crossing = (lower < 0) & (upper > 0)
-    slope = torch.where(lower >= 0, 1.0, negative_slope).to(lower)
-    width = torch.where(crossing, upper - lower, 1.0)
-    chord = (upper - negative_slope * lower) / width
-    below = torch.where(upper > -lower, 1.0, negative_slope).to(lower)
+    crosses = crossing(lower, upper)
+    off = torch.full_like(lower, negative_slope)  # (torch.where of two numbers would round them to float32)
+    slope = off.masked_fill(lower >= 0, 1.0)
+    share = upper / torch.where(crosses, upper - lower, 1.0)  # of [l, u], that is above 0; the chord's slope for a = 0
+    below = off.masked_fill(upper > -lower, 1.0)
     return Lines(
-        torch.where(crossing, below, slope),
+        torch.where(crosses, below, slope),
         None,
-        torch.where(crossing, chord, slope),
-        torch.where(crossing, (negative_slope - 1) * lower * upper / width, 0.0),
-        crossing,
+        torch.where(crosses, negative_slope + (1 - negative_slope) * share, slope),
+        torch.where(crosses, (negative_slope - 1) * lower * share, 0.0),
+        crosses,
         (negative_slope, 1.0),
     )
+
+
+def crossing(lower: Tensor, upper: Tensor) -> Tensor:
+    """Where 0 may be inside. Bounds that are NaN exclude nothing: their lines are NaN too, and prove nothing."""
+    return ~(lower >= 0) & ~(upper <= 0)
 
 
 def _s_shaped(f: Callable[[Tensor], Tensor], derivative: Callable[[Tensor], Tensor]) -> Callable[..., Lines]:
@@ -89,8 +92,10 @@ def _tanh_slope(x: Tensor) -> Tensor:
     return 1 - torch.tanh(x) ** 2
 
 
+#: Those with a kink at 0, to which tighter bounds matter only where 0 is inside.
+KINKED = frozenset(spellings("relu relu_ leaky_relu leaky_relu_"))
 #: torch function -> rule(lower, upper, *constants)
-ACTIVATIONS: dict[Func, Callable[..., Lines]] = {
+ACTIVATIONS: dict[Func | None, Callable[..., Lines]] = {
     **dict.fromkeys(spellings("relu relu_"), relu),
     **dict.fromkeys(spellings("leaky_relu leaky_relu_"), leaky_relu),
     **dict.fromkeys(spellings("sigmoid sigmoid_"), _s_shaped(torch.sigmoid, _sigmoid_slope)),
@@ -124,21 +129,14 @@ def max_pool2d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Windows:
-    if ceil_mode or return_indices:
-        unsupported("max_pool2d with ceil_mode or return_indices has no linear bounds")
-    fold = {
-        "kernel_size": kernel_size,
-        "dilation": dilation,
-        "padding": 0,
-        "stride": kernel_size if stride in (None, []) else stride,
-    }
-    pads = (padding, padding) if isinstance(padding, int) else tuple(padding)
-    around = (pads[-1], pads[-1], pads[0], pads[0])
-    if any(around):
-        unsupported("max_pool2d with padding has no linear bounds", "pool without padding, or pad before it.")
+    if ceil_mode or return_indices or lower.dim() != 4:
+        unsupported("max_pool2d of what is not (B, C, H, W), with ceil_mode or return_indices has no linear bounds")
+    high, wide = (padding, padding) if isinstance(padding, int) else (padding[0], padding[-1])
+    fold = {"kernel_size": kernel_size, "dilation": dilation, "stride": stride or kernel_size}
 
     def windows(x: Tensor) -> Tensor:
-        found = F.unfold(x.flatten(0, 1)[:, None], **fold)  # (B C, n, L)
+        around = F.pad(x.flatten(0, 1)[:, None], (wide, wide, high, high), value=-torch.inf)
+        found = F.unfold(around, **fold)  # (B C, n, L)
         return found.view(*x.shape[:2], *found.shape[1:])
 
     lows, highs = windows(lower), windows(upper)
@@ -146,7 +144,7 @@ def max_pool2d(
     pick = torch.zeros_like(lows).scatter_(2, best, 1.0)
     others = highs.masked_fill(pick.bool(), -torch.inf).amax(2, keepdim=True)
     certain = pick * (lows.gather(2, best) >= others)
-    return Windows(pick, certain, highs.amax(2), fold, lower.shape)
+    return Windows(pick, certain, highs.amax(2), {**fold, "padding": (high, wide)}, lower.shape)
 
 
 POOLS = frozenset(spellings("max_pool2d"))

@@ -25,7 +25,6 @@ from advibp.recipe import Recipe
 from advibp.runs import open_with_facts
 from advibp.training import resolve_device
 from advibp.verify import Attack, Certificate, certify, largest_proved_eps
-from advibp.verify.attack import Loss
 from advibp.verify.attacking import attack_all
 from advibp.verify.certifying import check_eps
 from advibp.verify.provers import PROVERS
@@ -128,17 +127,18 @@ def run_attack(args: argparse.Namespace) -> None:
 
 
 def _attack(args: argparse.Namespace) -> Attack:
-    loss: Loss = args.loss or ("margin" if args.attack == "apgd" else "ce")
-    return Attack(kind=args.attack, steps=args.steps, step=args.step, restarts=args.restarts, loss=loss)
+    return Attack(kind=args.attack, steps=args.steps, step=args.step, restarts=args.restarts, loss=args.loss)
 
 
 def _print_radii(net: nn.Module, test: Test, attack: Attack, out: Path, args: argparse.Namespace) -> None:
     """The curve of certified accuracy, and a line per image in radii.jsonl."""
-    if args.sample:
-        raise UserError("--radius takes all test images, or the first ones with --limit; leave --sample out.")
-    out.mkdir(parents=True, exist_ok=True)
+    if args.sample or args.eps or args.budget or args.workers > 1:
+        raise UserError(
+            "--radius goes through all eps and all test images, or the first with --limit; leave --eps, --sample, "
+            "--budget and --workers out."
+        )
     with Counting("bisecting", OUT) as counting:
-        found = radii(net, test, by=args.by, attack=attack, out=out / "radii.jsonl", progress=counting.progress)
+        found = radii(net, test, by=args.by, attack=attack, out=out, seed=args.seed, progress=counting.progress)
     table = Table("eps", "certified accuracy", "accuracy under attack", title=escape(f"{args.run}: {attack}"))
     points = curve(found, [k / 20 for k in range(1, 11)])
     for eps, proved, unbroken in points:

@@ -25,9 +25,11 @@ class Attack:
     steps: int = 200
     step: float = 0.1
     restarts: int = 1
-    loss: Loss = "ce"
+    loss: Loss | None = None  # ce for pgd, margin for apgd
 
     def __post_init__(self) -> None:
+        if self.loss is None:
+            object.__setattr__(self, "loss", "margin" if self.kind == "apgd" else "ce")
         losses = get_args(Loss) if self.kind == "apgd" else ("ce", "margin")
         if (
             self.kind not in get_args(Kind)
@@ -55,6 +57,7 @@ class Attack:
     ) -> attacks.Attacked:
         """x (B, ...), y (B,); eps is a number, or one for each element that broadcasts to x."""
         steps, restarts = self.steps, self.restarts
+        assert self.loss is not None
         if self.kind == "apgd":
             return apgd.apgd(net, x, y, eps, steps=steps, restarts=restarts, loss=self.loss, generators=generators)
         assert self.loss != "dlr"

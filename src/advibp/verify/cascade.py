@@ -44,10 +44,12 @@ class Cascade:
         """Whether an earlier record still answers the question: a decision does, whichever attack was asked for."""
         if (record.model, record.image) != (self.model, image):
             return False
-        asked = (record.provers, record.attack) == (" ".join(self.by), self._attack)
+        if record.verdict in ("robust", "falsified", "misclassified"):
+            return True
         if record.verdict == "timeout" and record.seconds < self.budget:
             return False  # there is more time now
-        return asked or record.verdict in ("robust", "falsified", "misclassified")
+        more = set(record.provers.split()) >= set(self.by)  # an answer of more provers is no worse
+        return more and record.attack == self._attack
 
     @property
     def _attack(self) -> str:
@@ -93,10 +95,11 @@ class Cascade:
                     over = margins > 0  # a NaN margin proves nothing
                     batch.margin(left, margins)
                     batch.decide(left[over], "robust", stage)
-            late = ~over & torch.tensor([batch.seconds[i] > self.budget for i in left.tolist()], device=device)
-            if stage != self.stages[-1]:
+            stay = ~over
+            if stage not in (*_BEFORE_ATTACK, self.stages[-1]):  # an image is attacked whatever its budget
+                late = stay & (batch.seconds[left.cpu()] > self.budget).to(device)
                 batch.decide(left[late], "timeout", None)
-            stay = ~over & ~late
+                stay = stay & ~late
             if proof is not None and not bool(stay.all()):
                 with torch.no_grad():
                     proof = proof.take(torch.nonzero(stay).flatten())
@@ -156,7 +159,7 @@ class _Batch:
 def _keep(folder: Path, x_adv: Tensor, rows: list[int], todo: list[int], eps: float) -> dict[int, str]:
     """Counterexamples go to the disk before the records that name them."""
     (folder / "counterexamples").mkdir(parents=True, exist_ok=True)
-    names = (f"counterexamples/eps-{eps:g}-{todo[0]:06d}-{k}.safetensors" for k in itertools.count())
+    names = (f"counterexamples/eps-{eps!r}-{todo[0]:06d}-{k}.safetensors" for k in itertools.count())
     name = next(n for n in names if not (folder / n).exists())  # earlier records keep the files they name
     checkpoint.save(folder / name, {"x_adv": x_adv, "index": torch.tensor([todo[i] for i in rows])}, {"eps": eps})
     return {row: f"{name}#{k}" for k, row in enumerate(rows)}

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import multiprocessing
-import signal
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +25,7 @@ from advibp.verify.cascade import Cascade, check_labels
 from advibp.verify.precision import full_precision
 from advibp.verify.provers import in_order
 from advibp.verify.records import Certificate, Record, RecordFile
+from advibp.verify.workers import in_workers
 
 
 class Progress(Protocol):
@@ -43,14 +41,12 @@ class Images(Protocol):
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Job:
-    """Some images at one eps: what is known of them, and what is left to find out."""
+    """Some images at one eps: what is known of them, and the numbers of those that are left to decide."""
 
     eps: float
     kept: list[Record]
-    x: Tensor
-    y: Tensor
     indices: list[int]
     prints: list[str]
 
@@ -74,31 +70,48 @@ def certify(
 
     `images` are a `Split`, a pair of tensors, or a torch Dataset, which is read batch by batch. `by` names provers
     (ibp, crown-ibp, crown, deepz, alpha-crown), which are asked cheapest first. `budget` are seconds per image, after
-    which no further prover is asked; `sample` takes so many images by chance; `workers` are processes. With `out` the
-    records are kept there, and a second call continues them: for the same function and the same image, of which a
-    record carries fingerprints.
+    which no further prover is asked (the attack is always made); `sample` takes so many images by chance; `workers`
+    are processes. With `out` the records are kept there, and a second call continues them: for the same function and
+    the same image, of which a record carries fingerprints.
     """
     images, radii = _understood(images, list(given), eps)
-    provers, seconds = in_order(list(by)), _seconds(budget)
+    provers, seconds = in_order(by), _seconds(budget)
+    if not (isinstance(batch_size, int) and batch_size > 0 and isinstance(workers, int) and workers > 0):
+        raise UserError(f"batch_size is {batch_size} and workers is {workers}; both must be whole numbers above 0.")
+    if attack is not None and not isinstance(attack, Attack):
+        raise UserError(f"attack is {attack!r}, but must be an Attack, such as advibp.Attack(kind='apgd').")
     folder = Path(out) if out is not None else None
     chosen = _chosen(len(images), sample, seed)
-    with full_precision(), modes_kept(net), ExitStack() as held, Counting("certifying") as counting:
+    with torch.inference_mode(False), full_precision(), modes_kept(net), ExitStack() as held:
+        counting = held.enter_context(Counting("certifying"))
         net.eval()
-        cascade = Cascade(net, provers, attack or Attack(), folder, seed, _check(net, images), seconds)
+        cascade = Cascade(net, provers, attack or Attack(), folder, seed, check(net, images), seconds)
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(checkpoint.held(folder, "certifying", (folder, folder / "counterexamples")))
         file = RecordFile.open(folder / "records.jsonl") if folder else None
-        jobs = _jobs(cascade, images, chosen, radii, batch_size, file)
+        if workers > 1 and next(net.parameters()).device.type != "cpu":
+            raise UserError("workers need the network on a CPU; certify with workers=1.")
+        # Small enough that every worker has some, and that a kill loses little.
+        size = min(batch_size, math.ceil(len(chosen) * len(radii) / (4 * workers))) if workers > 1 else batch_size
+
+        def decide(job: _Job) -> list[Record]:
+            x, y = images.batch(torch.tensor(job.indices)) if job.indices else (None, None)
+            return [] if x is None or y is None else cascade.decide(x, y, job.indices, job.prints, job.eps)
+
+        jobs = _jobs(cascade, images, chosen, radii, size, file)
+        workers = min(workers, len(radii) * math.ceil(len(chosen) / size))
         found: list[Record] = []
         done: dict[float, Counter[str]] = {}
-        for job, new in _answers(cascade, jobs, workers):
+        for job, new in in_workers(decide, jobs, workers):
             if file:
                 file.add(new)
             found += [*job.kept, *new]
             counts = done.setdefault(job.eps, Counter())
             counts.update(r.verdict for r in (*job.kept, *new))
             (progress or counting.progress)(job.eps, counts.total(), len(chosen), counts)
+        if file:
+            file.compact()
     place = {radius: k for k, radius in enumerate(radii)}
     return Certificate(sorted(found, key=lambda r: (place[r.eps], r.index)))
 
@@ -109,62 +122,18 @@ def _jobs(
     prints: dict[int, str] = {}
     for radius, start in itertools.product(radii, range(0, len(chosen), size)):
         rows = chosen[start : start + size]
-        x, y = images.batch(torch.tensor(rows))
         if rows[0] not in prints:
-            one_by_one = zip(rows, x, y, strict=True)
-            prints |= {i: checkpoint.fingerprint({"x": image, "y": label}) for i, image, label in one_by_one}
+            prints |= zip(rows, fingerprints(*images.batch(torch.tensor(rows))), strict=True)
         known = [(file.records.get((i, radius)), prints[i]) for i in rows] if file else []
         kept = [record for record, image in known if record and cascade.stands(record, image)]
         over = {r.index for r in kept}
-        todo = [k for k, i in enumerate(rows) if i not in over]
-        indices = [rows[k] for k in todo]
-        yield _Job(radius, kept, x[todo], y[todo], indices, [prints[i] for i in indices])
+        indices = [i for i in rows if i not in over]
+        yield _Job(radius, kept, indices, [prints[i] for i in indices])
 
 
-def _answers(cascade: Cascade, jobs: Iterator[_Job], workers: int) -> Iterator[tuple[_Job, list[Record]]]:
-    """Each job and its new records, as they are done."""
-    if workers <= 1:
-        for job in jobs:
-            yield job, _decide(cascade, job)
-        return
-    if next(cascade.net.parameters()).device.type != "cpu" or "fork" not in multiprocessing.get_all_start_methods():
-        raise UserError("workers need a CPU and a system that can fork; certify with workers=1.")
-    # Children inherit the network: it need not be picklable. They use one thread each, or they would wait for locks
-    # that the parent's threads held when they were made.
-    context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(cascade,)) as pool:
-        waiting: dict[Future[list[Record]], _Job] = {}
-        try:
-            for job in jobs:
-                waiting[pool.submit(_decide_here, job)] = job
-                if len(waiting) > 2 * workers:
-                    yield from _finished(waiting)
-            while waiting:
-                yield from _finished(waiting)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _finished(waiting: dict[Future[list[Record]], _Job]) -> Iterator[tuple[_Job, list[Record]]]:
-    for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-        yield waiting.pop(future), future.result()
-
-
-_inherited: list[Cascade] = []
-
-
-def _begin(cascade: Cascade) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
-    torch.set_num_threads(1)
-    _inherited.append(cascade)
-
-
-def _decide_here(job: _Job) -> list[Record]:
-    return _decide(_inherited[-1], job)
-
-
-def _decide(cascade: Cascade, job: _Job) -> list[Record]:
-    return cascade.decide(job.x, job.y, job.indices, job.prints, job.eps) if job.indices else []
+def fingerprints(x: Tensor, y: Tensor) -> list[str]:
+    """Of each image and its label."""
+    return [checkpoint.fingerprint({"x": image, "y": label}) for image, label in zip(x, y, strict=True)]
 
 
 def _understood(images: Any, given: list[Any], eps: Any) -> tuple[Images, list[float]]:
@@ -177,7 +146,8 @@ def _understood(images: Any, given: list[Any], eps: Any) -> tuple[Images, list[f
         eps = given.pop(0) if eps is None else eps
     if given or eps is None:
         raise UserError("certify takes a network, images with labels, and eps; the rest by name, such as by=['ibp'].")
-    radii = dict.fromkeys(check_eps(e) for e in (eps if isinstance(eps, Iterable) else [eps]))
+    several = isinstance(eps, Iterable) and not (isinstance(eps, Tensor) and eps.dim() == 0)
+    radii = dict.fromkeys(check_eps(e) for e in (eps if several else [eps]))
     return _readable(images), list(radii)
 
 
@@ -198,7 +168,7 @@ def _chosen(count: int, sample: int | None, seed: int) -> list[int]:
         return list(range(count))
     if sample < 1:
         raise UserError(f"sample is {sample}, but must be a number of images, at least 1.")
-    return sorted(torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:sample].tolist())
+    return sorted(torch.randperm(count, generator=torch.Generator().manual_seed(seed % 2**63))[:sample].tolist())
 
 
 def _seconds(budget: float | None) -> float:
@@ -214,7 +184,7 @@ def check_eps(eps: float) -> float:
     return radius
 
 
-def _check(net: nn.Module, images: Images) -> str:
+def check(net: nn.Module, images: Images) -> str:
     """Refuse what can't be certified; otherwise the fingerprint of the network."""
     if len(images) == 0:
         raise UserError("There are no images; give at least one.")

@@ -1,12 +1,12 @@
 """Who can prove an image robust, cheapest first, and what they proved of a batch so far.
 
-Each prover's answer is the maximum, class by class, with those of all cheaper ones, and linear bounds start from
-interval bounds: what a cheaper prover proved stays proved.
+Each answer is the maximum, class by class, of all provers asked so far, and linear bounds start from interval bounds:
+what a cheaper prover proved stays proved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -66,7 +66,7 @@ class Proof:
         self._improve(self.linear.margins(self.y))
 
     def deepz(self) -> None:
-        """Zonotopes of a few images at a time, so that their symbols fit into memory."""
+        """A zonotope of one image at a time: its symbols are many."""
         found = []
         for k in range(len(self.y)):
             zonotope = Zonotope.from_box(Box(self.box.center[k : k + 1], self.box.radius[k : k + 1]))
@@ -88,8 +88,9 @@ PROVERS: dict[str, Callable[[Proof], None]] = {
 }
 
 
-def in_order(names: list[str] | tuple[str, ...]) -> list[str]:
+def in_order(names: str | Sequence[str]) -> list[str]:
     """The provers that are asked for, cheapest first."""
+    names = [names] if isinstance(names, str) else list(names)
     for name in names:
         if name not in PROVERS:
             raise UserError(f"There is no verifier '{name}'; choose from {', '.join(PROVERS)}.")

@@ -4,31 +4,42 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from advibp import checkpoint
 from advibp.bounds import Box
+from advibp.errors import UserError
 from advibp.modes import modes_kept
 from advibp.progress import Counting
 from advibp.verify.attack import Attack
-from advibp.verify.certifying import Images, Progress
+from advibp.verify.cascade import chance
+from advibp.verify.certifying import Images, Progress, check, fingerprints
 from advibp.verify.precision import full_precision
 from advibp.verify.provers import Proof, in_order
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Radius:
-    """Of one image: proved up to `proved`, broken from `broken` on (None: the attack never broke it up to eps 1)."""
+    """Of one image: proved up to `proved`, broken from `broken` on (None: the attack never broke it up to eps 1).
+
+    Both are 0 for a misclassified image, and for one whose logits are not finite, where the prediction is -1.
+    """
 
     index: int
     label: int
     prediction: int
     proved: float
     broken: float | None
+    provers: str  # who was asked for a proof
+    attack: str  # the attack and all its options
+    model: str  # fingerprint of the weights this is about
+    image: str  # fingerprint of the image and its label
 
 
 @torch.no_grad()
@@ -48,7 +59,7 @@ def largest_proved_eps(
     proved = torch.zeros(len(x), dtype=x.dtype, device=x.device)
     failed = torch.ones_like(proved) if most is None else most.clone()
     with full_precision():
-        while float((failed - proved).max()) > tolerance:
+        while len(x) and float((failed - proved).max()) > tolerance:
             middle = (proved + failed) / 2
             holds = _proved(net, Box.ball(x, _per_image(middle, x)), y, by)
             proved, failed = torch.where(holds, middle, proved), torch.where(holds, failed, middle)
@@ -63,7 +74,7 @@ def _proved(net: nn.Module, box: Box, y: Tensor, by: Sequence[str]) -> Tensor:
     """Which images are proved (B,), asking the next prover only for those that the last one left."""
     proof, left = Proof(net, box, y), torch.arange(len(y), device=y.device)
     holds = torch.zeros(len(y), dtype=torch.bool, device=y.device)
-    for prover in in_order(list(by)):
+    for prover in in_order(by):
         done = proof.ask(prover) > 0
         holds[left[done]] = True
         if bool(done.all()):
@@ -75,18 +86,25 @@ def _proved(net: nn.Module, box: Box, y: Tensor, by: Sequence[str]) -> Tensor:
 
 @torch.no_grad()
 def smallest_broken_eps(
-    net: nn.Module, x: Tensor, y: Tensor, attack: Attack, least: Tensor, *, tolerance: float = 1e-3
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    attack: Attack,
+    *,
+    generators: Sequence[torch.Generator] | None = None,
+    tolerance: float = 1e-3,
 ) -> Tensor:
-    """The distance of the nearest counterexample that bisection on eps finds, (B, ...) -> (B,), above `least` (B,); inf
-    where the attack finds none within 1. It is measured on the counterexample, so it may be less than the eps tried."""
-    below, nearest = least.clone(), torch.full_like(least, torch.inf)
-    tried = torch.ones_like(least)
+    """The distance of the nearest counterexample that bisection on eps finds, (B, ...) -> (B,); inf where the attack
+    finds none within 1. It is measured on the counterexample, so it may be less than the eps tried."""
+    below = torch.zeros(len(x), dtype=x.dtype, device=x.device)
+    nearest, tried = torch.full_like(below, torch.inf), torch.ones_like(below)
     while True:
         left = torch.nonzero((nearest.clamp(max=1) - below > tolerance) & (tried > 0)).flatten()
         if len(left) == 0:
             return nearest
         eps = _per_image(tried[left], x).clamp(max=1)
-        attacked = attack(net, x[left], y[left], eps)
+        chances = None if generators is None else [generators[i] for i in left.tolist()]
+        attacked = attack(net, x[left], y[left], eps, chances)
         distance = (attacked.x_adv - x[left]).abs().flatten(1).amax(1)
         nearest[left] = torch.where(attacked.broken, torch.minimum(nearest[left], distance), nearest[left])
         below[left] = torch.where(attacked.broken, below[left], torch.maximum(below[left], tried[left]))
@@ -102,31 +120,67 @@ def radii(
     attack: Attack | None = None,
     out: str | Path | None = None,
     batch_size: int = 500,
+    seed: int = 0,
     progress: Progress | None = None,
 ) -> list[Radius]:
-    """Both radii of every image; 0 and 0 for a misclassified one. With `out`, also as lines of JSON in that file."""
+    """Both radii of every image. With `out` they are kept in radii.jsonl there, batch by batch, and a second call
+    continues: for the same network, image and question."""
+    provers, attack = in_order(by), attack or Attack()
+    folder = Path(out) if out is not None else None
     found: list[Radius] = []
-    device = next(net.parameters()).device
-    with full_precision(), modes_kept(net), Counting("bisecting") as counting, torch.no_grad():
+    with full_precision(), modes_kept(net), ExitStack() as held, Counting("bisecting") as counting, torch.no_grad():
         net.eval()
+        asked = {"provers": " ".join(provers), "attack": f"{attack} seed={seed}", "model": check(net, images)}
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(checkpoint.held(folder, "certifying", (folder,)))
+        known = _read(folder / "radii.jsonl") if folder else {}
         for start in range(0, len(images), batch_size):
-            rows = torch.arange(start, min(start + batch_size, len(images)))
-            x, y = (t.to(device) for t in images.batch(rows))
-            predicted = net(x).argmax(1)
-            right = torch.nonzero(predicted == y).flatten()
-            proved, broken = torch.zeros(len(x), device=device), torch.zeros(len(x), device=device)
-            if len(right):
-                broken[right] = smallest_broken_eps(
-                    net, x[right], y[right], attack or Attack(), torch.zeros(len(right), device=device)
-                )
-                most = broken[right].clamp(max=1)
-                proved[right] = largest_proved_eps(net, x[right], y[right], by=by, most=most)
-            parts = zip(rows, y, predicted, proved, broken, strict=True)
-            found += [Radius(int(i), int(t), int(p), float(a), float(b) if b <= 1 else None) for i, t, p, a, b in parts]
+            rows = list(range(start, min(start + batch_size, len(images))))
+            x, y = images.batch(torch.tensor(rows))
+            expected = [{**asked, "image": image} for image in fingerprints(x, y)]
+            new = [i for i, want in zip(rows, expected, strict=True) if i not in known or not _fits(known[i], want)]
+            picked = [i - start for i in new]
+            for radius in _measure(net, x[picked], y[picked], new, provers, attack, seed) if new else []:
+                known[radius["index"]] = Radius(**radius, **expected[radius["index"] - start])
+            found += [known[i] for i in rows]
+            if folder and new:
+                lines = "".join(json.dumps(asdict(radius)) + "\n" for radius in known.values())
+                checkpoint.write_atomically(folder / "radii.jsonl", lines)
             (progress or counting.progress)(1.0, len(found), len(images))
-    if out is not None:
-        checkpoint.write_atomically(Path(out), "".join(json.dumps(asdict(radius)) + "\n" for radius in found))
     return found
+
+
+def _measure(
+    net: nn.Module, x: Tensor, y: Tensor, indices: list[int], provers: list[str], attack: Attack, seed: int
+) -> list[dict[str, Any]]:
+    device = next(net.parameters()).device
+    x, y = x.to(device), y.to(device)
+    logits = net(x)
+    predicted = torch.where(logits.isfinite().all(1), logits.argmax(1), -1)
+    right = torch.nonzero(predicted == y).flatten()
+    proved = torch.zeros(len(x), dtype=x.dtype, device=device)
+    broken = torch.zeros_like(proved)
+    if len(right):
+        chances = [chance(seed, indices[i], 1.0) for i in right.tolist()]
+        broken[right] = smallest_broken_eps(net, x[right], y[right], attack, generators=chances)
+        proved[right] = largest_proved_eps(net, x[right], y[right], by=provers, most=broken[right].clamp(max=1))
+    names = ("index", "label", "prediction", "proved", "broken")
+    nearest = [distance if distance <= 1 else None for distance in broken.tolist()]
+    columns = (indices, y.tolist(), predicted.tolist(), proved.tolist(), nearest)
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _read(path: Path) -> dict[int, Radius]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    try:
+        return {radius.index: radius for radius in (Radius(**json.loads(line)) for line in lines)}
+    except (ValueError, TypeError):
+        raise UserError(f"{path} is damaged: a line is no image's radius; delete it to measure anew.") from None
+
+
+def _fits(radius: Radius, wanted: dict[str, str]) -> bool:
+    return all(getattr(radius, name) == value for name, value in wanted.items())
 
 
 def curve(found: Sequence[Radius], eps: Sequence[float]) -> list[tuple[float, float, float]]:

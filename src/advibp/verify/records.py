@@ -42,6 +42,7 @@ class RecordFile:
 
     path: Path
     records: dict[tuple[int, float], Record] = field(default_factory=dict)
+    _lines: int = 0
 
     @classmethod
     def open(cls, path: Path) -> RecordFile:
@@ -59,10 +60,15 @@ class RecordFile:
                     f"{path} is damaged in line {number}: it holds no record; delete it to certify anew."
                 ) from None
             file.records[record.index, record.eps] = record
-        if len(whole) < len(raw) or whole.count(b"\n") > len(file.records):
-            # One line per image and eps: what was superseded goes, and so does half a line.
-            checkpoint.write_atomically(path, "".join(_line(r) for r in file.records.values()))
+        file._lines = whole.count(b"\n")
+        file.compact(half_a_line=len(whole) < len(raw))
         return file
+
+    def compact(self, half_a_line: bool = False) -> None:
+        """One line per image and eps: what was superseded goes, and so does half a line."""
+        if half_a_line or self._lines > len(self.records):
+            checkpoint.write_atomically(self.path, "".join(_line(r) for r in self.records.values()))
+            self._lines = len(self.records)
 
     def add(self, records: Iterable[Record]) -> None:
         records = list(records)
@@ -71,6 +77,7 @@ class RecordFile:
             out.flush()
             os.fsync(out.fileno())
         self.records |= {(r.index, r.eps): r for r in records}
+        self._lines += len(records)
 
 
 def _line(record: Record) -> str:

@@ -1,0 +1,83 @@
+"""Jobs in several processes, made by fork: they inherit the network and the images, which need not be picklable."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
+
+import torch
+
+from advibp.errors import UserError
+
+Job = TypeVar("Job")
+Answer = TypeVar("Answer")
+
+
+def in_workers(task: Callable[[Job], Answer], jobs: Iterator[Job], workers: int) -> Iterator[tuple[Job, Answer]]:
+    """Each job and what `task` returns for it, as they are done; in this process if there is one worker.
+
+    Whoever stops asking, by an exception or Ctrl-C, ends the workers. Jobs and answers travel as pickles between these
+    processes, and should be small.
+    """
+    if workers <= 1:
+        for job in jobs:
+            yield job, task(job)
+        return
+    if "fork" not in multiprocessing.get_all_start_methods():
+        raise UserError("workers need a system that can fork; certify with workers=1.")
+    before = set(multiprocessing.active_children())
+    context = multiprocessing.get_context("fork")
+    pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(task, os.getpid()))
+    waiting: dict[Future[Any], Job] = {}
+    try:
+        for job in jobs:
+            waiting[pool.submit(_run, job)] = job
+            if len(waiting) > 2 * workers:
+                yield from _finished(waiting)
+        while waiting:
+            yield from _finished(waiting)
+    except BrokenProcessPool:
+        raise UserError(
+            "A worker was killed, perhaps for lack of memory; nothing that was written is lost: run again, with fewer "
+            "workers."
+        ) from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
+
+
+def _finished(waiting: dict[Future[Any], Job]) -> Iterator[tuple[Job, Any]]:
+    """What is done; a failure comes after all answers that are there, so that those can be kept."""
+    done = wait(waiting, return_when=FIRST_COMPLETED).done
+    for future in sorted(done, key=lambda f: f.exception() is not None):
+        yield waiting.pop(future), future.result()
+
+
+_task: list[Callable[[Any], Any]] = []
+
+
+def _begin(task: Callable[[Any], Any], parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    # Threads do not survive a fork, and their locks stay locked: one thread waits for nobody.
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    _task.append(task)
+
+
+def _end_with(parent: int) -> None:
+    """A worker whose parent was killed would wait for jobs, and hold its locks, for ever."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _run(job: Any) -> Any:
+    return _task[-1](job)
