@@ -11,7 +11,7 @@ PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 help:
 	@echo "make demo     train a small network on MNIST and prove its robustness"
 	@echo "make test     run the tests"
-	@echo "make bench    measure what a training step costs, as ratios (a minute, on an idle machine)"
+	@echo "make bench    measure what a training step costs, as ratios (five minutes, on an idle machine)"
 	@echo "make endure   kill trainings and certifications a hundred times and check that nothing is lost (15 minutes)"
 	@echo "make lint     check style, types and who imports whom"
 	@echo "make format   put the code in the house style"

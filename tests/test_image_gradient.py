@@ -74,6 +74,11 @@ def test_a_normalisation_in_front_changes_nothing() -> None:
     net(image(x))
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+def test_an_in_place_relu_may_follow(stride: int) -> None:
+    same(nn.Sequential(nn.Conv2d(1, 3, 2, stride), nn.ReLU(inplace=True)).double(), torch.rand(2, 1, 5, 5).double())
+
+
 def test_a_network_without_convolutions_gives_plain_tensors() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(18, 4)).double()
     same(net, torch.rand(2, 2, 3, 3, dtype=torch.float64))

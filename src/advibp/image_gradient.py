@@ -42,6 +42,7 @@ class _ToImage(torch.autograd.Function):
     ) -> Tensor:
         ctx.size, ctx.stride, ctx.padding, ctx.dtype = x.shape[2:], stride, padding, x.dtype
         ctx.save_for_backward(weight)
+        ctx.mark_dirty(output)  # it is the very same tensor, so that an in-place ReLU may follow
         return output
 
     @staticmethod

@@ -158,7 +158,7 @@ class Recipe:
     beta2: float = _option(0.99, number(0, 0.999999), "decay of the norm moments")
     batch_size: int = _option(256, integer(1), "images per step")
     at_once: int = _option(
-        0, integer(0), "images of a batch that are in memory at a time, 0: all; the weights are the same"
+        0, integer(0), "images of a batch that are in memory at a time, 0: all; the weights are the same up to rounding"
     )
     recompute: bool = _option(False, flag, "keep fewer values between the passes and compute the rest again")
     lr: float = _option(2e-3, number(0, above=True), "Adam's learning rate")

@@ -194,7 +194,6 @@ def test_workers_come_to_the_same_verdicts(tmp_path: Path) -> None:
         assert ours.lower_margin == pytest.approx(theirs.lower_margin, abs=1e-9)
 
 
-@pytest.mark.xfail(reason="workers that are not waited for keep the lock of the folder", strict=False)
 def test_records_of_workers_are_continued_at_once(tmp_path: Path) -> None:
     net, x, y = problem(6)
     options = {"by": ["ibp", "crown"], "attack": QUICK, "batch_size": 5, "out": tmp_path}

@@ -50,8 +50,11 @@ def in_workers(task: Callable[[Job], Answer], jobs: Iterator[Job], workers: int)
         ) from None
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        for child in set(multiprocessing.active_children()) - before:
+        ours = set(multiprocessing.active_children()) - before
+        for child in ours:
             child.terminate()
+        for child in ours:
+            child.join(5)  # they inherited what the parent has locked
 
 
 def _finished(waiting: dict[Future[Any], Job]) -> Iterator[tuple[Job, Any]]:
