@@ -11,12 +11,12 @@ outward rounding: they hold up to rounding errors.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, TypeAlias, Union
+from typing import NamedTuple, TypeAlias, Union
 
 import torch
 from torch import Tensor
 
-from advibp.bounds.dispatch import Func, Rules, Value, exactly, unsupported
+from advibp.bounds.dispatch import Domain, Rules, exactly, unsupported
 from advibp.errors import UserError
 
 Operand: TypeAlias = Union["Box", Tensor, float]
@@ -31,7 +31,7 @@ class LastLayer(NamedTuple):
     version: int
 
 
-class Box(Value):
+class Box(Domain):
     """The set of all z with |z - center| <= radius, elementwise.
 
     A box can be given to any `nn.Module` in place of a tensor; each operation then bounds its results over all
@@ -44,6 +44,7 @@ class Box(Value):
 
     __slots__ = ("__weakref__", "_center", "_changes", "_last", "_radius", "_seen", "elided")
 
+    _center: Tensor
     elided: bool  # whether `margins` can skip (on a box of margins: has skipped) the box of the last linear layer
 
     def __init__(self, center: Tensor, radius: Tensor | float) -> None:
@@ -170,30 +171,6 @@ class Box(Value):
         with exactly(self.device.type):
             return center, _margin_radius(weight, self._last.input.radius, y)
 
-    @classmethod
-    def apply(cls, func: Func, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return RULES.run(func, args, kwargs)
-
-    @classmethod
-    def knows(cls, func: Func) -> bool:
-        return func in RULES
-
-    @property
-    def shape(self) -> torch.Size:
-        return self._center.shape
-
-    @property
-    def ndim(self) -> int:
-        return self._center.ndim
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._center.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._center.device
-
     @property
     def requires_grad(self) -> bool:
         return self._center.requires_grad or self._radius.requires_grad
@@ -201,13 +178,8 @@ class Box(Value):
     def __repr__(self) -> str:
         return f"Box(shape={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}')"
 
-    def __len__(self) -> int:
-        if self.ndim == 0:
-            unsupported("a Box of no dimensions has no length")
-        return len(self._center)
 
-
-RULES = Rules(Box)
+RULES = Box.rules = Rules(Box)
 
 
 def _between(lower: Tensor, upper: Tensor) -> Box:

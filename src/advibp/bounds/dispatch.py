@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -238,3 +238,43 @@ def spellings(names: str) -> list[Func]:
     homes = (torch, torch.nn.functional, Tensor)
     found = [getattr(home, name) for name in names.split() for home in homes if hasattr(home, name)]
     return [f if callable(f) else f.__get__ for f in found if callable(f) or hasattr(f, "__get__")]
+
+
+class Domain(Value):
+    """A set of tensors around a centre, which has its shape, type and device."""
+
+    __slots__ = ()
+    rules: ClassVar[Rules]
+
+    @property
+    def _center(self) -> Tensor:
+        raise NotImplementedError
+
+    @classmethod
+    def apply(cls, func: Func, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return cls.rules.run(func, args, kwargs)
+
+    @classmethod
+    def knows(cls, func: Func) -> bool:
+        return func in cls.rules
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._center.shape
+
+    @property
+    def ndim(self) -> int:
+        return self._center.ndim
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._center.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._center.device
+
+    def __len__(self) -> int:
+        if self.ndim == 0:
+            unsupported(f"a {type(self).__name__} of no dimensions has no length")
+        return len(self._center)

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from advibp.bounds.box import Box
-from advibp.bounds.dispatch import Func, Rules, Value
+from advibp.bounds.dispatch import Domain, Rules
 from advibp.errors import UserError
 
 #: Asked at each ReLU with its input; bounds (lower, upper) of that input's shape, or None if it knows none.
@@ -33,7 +33,7 @@ ReluBounds: TypeAlias = Callable[["Zonotope"], tuple[Tensor, Tensor] | None]
 _NAMES = itertools.count()
 
 
-class Zonotope(Value):
+class Zonotope(Domain):
     """The set of all center + sum_s e_s generators_s + d with |e_s| <= 1 and |d| <= rest.
 
     A zonotope can be given to any `nn.Module` in place of a tensor; what has no rule raises `UnsupportedOperation`.
@@ -140,6 +140,10 @@ class Zonotope(Value):
         return self if few else self._widened(torch.zeros_like(self.center))
 
     @property
+    def _center(self) -> Tensor:
+        return self._box._center
+
+    @property
     def box(self) -> Box:
         """Centre and rest, (B, ...)."""
         return self._box
@@ -197,30 +201,6 @@ class Zonotope(Value):
         """Lower bounds (B, K) of the margins z_y - z_k; an image is proved robust when all but that of y are > 0."""
         return self.margins(y).lower
 
-    @classmethod
-    def apply(cls, func: Func, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return RULES.run(func, args, kwargs)
-
-    @classmethod
-    def knows(cls, func: Func) -> bool:
-        return func in RULES
-
-    @property
-    def shape(self) -> torch.Size:
-        return self._box.shape
-
-    @property
-    def ndim(self) -> int:
-        return self._box.ndim
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._box.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._box.device
-
     @property
     def requires_grad(self) -> bool:
         return self._box.requires_grad or self._generators.requires_grad
@@ -229,11 +209,8 @@ class Zonotope(Value):
         kind = f"dtype={self.dtype}, device='{self.device}'"
         return f"Zonotope(shape={tuple(self.shape)}, symbols={len(self._symbols)}, {kind})"
 
-    def __len__(self) -> int:
-        return len(self._box)
 
-
-RULES = Rules(Zonotope)
+RULES = Zonotope.rules = Rules(Zonotope)
 
 
 def fresh_names(count: int) -> Tensor:
