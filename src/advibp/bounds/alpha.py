@@ -36,7 +36,8 @@ def _optimise(bounds: LinearBounds, a: Tensor, image: Tensor, steps: int, lr: fl
     for step in range(steps + 1):
         with torch.enable_grad():
             found = bounds.lower(bounds.tape.output, a, image, slopes)
-        best = torch.fmax(best, found.detach())
+        # A row that is proved stays as it is, so that it does not depend on how long others take.
+        best = torch.where(best > 0, best, torch.fmax(best, found.detach()))
         if step == steps or bool((best > 0).all()):
             break
         grads = torch.autograd.grad(found, list(slopes.values()), torch.ones_like(found), allow_unused=True)
