@@ -6,11 +6,12 @@ from advibp.bounds import Box
 from advibp.errors import UserError
 from advibp.recipe import Recipe
 from advibp.runs import Run, open_run, train
-from advibp.verify import Certificate, certify
+from advibp.verify import Attack, Certificate, certify
 from advibp.version import __version__
 from advibp.weighting import Fixed, Moments, joint_backward
 
 __all__ = [
+    "Attack",
     "Box",
     "Certificate",
     "Fixed",

@@ -357,3 +357,28 @@ def test_each_radius_counts_once_and_the_mode_of_the_network_stays() -> None:
     certificate = certify(net, (x, y), [0.01, 0.01], attack=QUICK)
     assert certificate.counts(0.01).total() == len(x)
     assert net.training
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"attack": "pgd"}, {"batch_size": -1}, {"workers": 0}, {"sample": 0}, {"budget": 0.0}, {"by": "magic"}],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_user_errors(options: dict[str, Any]) -> None:
+    net = nets.build("FC 6", (1, 4, 4), 3, seed=0)
+    x = torch.rand(4, 1, 4, 4)
+    with pytest.raises(UserError):
+        certify(net, x, net(x).argmax(1), 0.01, **options)
+
+
+def test_other_ways_to_ask() -> None:
+    """A radius as a tensor, a prover as a word, any seed, in inference mode: the same verdicts."""
+    net = nets.build("FC 6", (1, 4, 4), 3, seed=0)
+    x = torch.rand(4, 1, 4, 4)
+    y = net(x).argmax(1)
+    want = [r.verdict for r in certify(net, x, y, 0.01, attack=QUICK).records]
+    asked = certify(net, x, y, torch.tensor(0.01), by="ibp", attack=QUICK)
+    with torch.inference_mode():
+        quiet = certify(net, x, y, 0.01, attack=QUICK)
+    assert [r.verdict for r in asked.records] == [r.verdict for r in quiet.records] == want
+    assert len(certify(net, x, y, 0.01, sample=2, seed=10**25, attack=QUICK).records) == 2
