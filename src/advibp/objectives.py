@@ -82,8 +82,8 @@ def crown_ibp(
 ) -> Evaluation:
     """L(-m, y) with m = beta m_CROWN-IBP + (1 - beta) m_IBP, and beta falling from 1 to 0 over the eps ramp (Zhang et
     al. 2020): a mean of two lower bounds is one."""
-    box, beta = Box.ball(x, eps, within), 1 - now.ramped
-    margins = net(box).lower_margins(y)
-    if beta > 0:
-        margins = torch.lerp(margins, LinearBounds(net, box).margins(y), beta)
-    return Evaluation(margin_loss(margins, y))
+    beta = 1 - now.ramped
+    if beta <= 0:
+        return ibp(net, x, y, eps, within)
+    bounds = LinearBounds(net, Box.ball(x, eps, within))
+    return Evaluation(margin_loss(torch.lerp(bounds.interval_margins(y), bounds.margins(y), beta), y))

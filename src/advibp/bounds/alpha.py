@@ -15,14 +15,14 @@ from advibp.bounds.relaxation import Lines
 def alpha_margins(bounds: LinearBounds, y: Tensor, *, steps: int = 20, lr: float = 0.25) -> Tensor:
     """Lower bounds (B, K) of the margins, optimised for those that are not above 0 yet; never below CROWN's."""
     with torch.no_grad():
-        best = bounds.margins(y).flatten()
-    rows, image = bounds.margin_rows(y)
+        margins = bounds.margins(y)
+    rows, others, image = bounds.margin_rows(y)
+    best = margins.gather(1, others).flatten()
     for some in torch.nonzero(best <= 0).flatten().split(bounds.at_once):
-        some = some[rows[some].abs().sum(1) > 0]  # not the label itself
         if len(some):
             found = _optimise(bounds, rows[some], image[some], steps, lr)
             best[some] = torch.fmax(best[some], found)  # a NaN is no bound
-    return best.view(len(y), -1)
+    return margins.scatter(1, others, best.view(others.shape))
 
 
 def _optimise(bounds: LinearBounds, a: Tensor, image: Tensor, steps: int, lr: float) -> Tensor:

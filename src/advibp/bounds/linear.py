@@ -26,6 +26,7 @@ from advibp.bounds.dispatch import exactly, unsupported
 from advibp.bounds.nodes import Node, Ref, leaves_of, map_leaves
 from advibp.bounds.relaxation import ACTIVATIONS, KINKED, POOLS, Lines, Windows, crossing, max_pool2d
 from advibp.bounds.tape import Tape
+from advibp.bounds.through import dot, through_lines, through_windows
 from advibp.bounds.transpose import Rows, copied, is_affine, mixes, take_back
 from advibp.bounds.zonotope import Zonotope
 from advibp.errors import UserError
@@ -89,18 +90,25 @@ class LinearBounds:
 
     def margins(self, y: Tensor) -> Tensor:
         """Lower bounds (B, K) of z_y - z_k for labels y (B,); 0 for k = y."""
-        rows, _ = self.margin_rows(y)
-        return self.lower(self.tape.output, rows).view(len(y), -1)
+        rows, others, _ = self.margin_rows(y)
+        found = self.lower(self.tape.output, rows).view(others.shape)
+        return found.new_zeros(self._output.shape).scatter(1, others, found)
 
-    def margin_rows(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """A (B K, K) with rows e_y - e_k, image by image, and whose they are."""
+    def interval_margins(self, y: Tensor) -> Tensor:
+        """The same by intervals, which are known already."""
+        return self._output.lower_margins(y)
+
+    def margin_rows(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """A (B (K - 1), K) of rows e_y - e_k, k != y, image by image; those k (B, K - 1); and whose rows they are."""
         if self._output.ndim != 2 or y.shape != self._output.shape[:1]:
             shapes = f"{tuple(self._output.shape)} and {tuple(y.shape)}"
             raise UserError(f"margins need outputs (B, K) and labels (B,), not {shapes}; flatten the outputs first.")
         count, classes = self._output.shape
+        others = torch.arange(classes - 1, device=y.device).expand(count, -1)
+        others = others + (others >= y.unsqueeze(1))
         one = torch.eye(classes, dtype=self._output.dtype, device=y.device)
-        rows = (one[y].unsqueeze(1) - one).flatten(0, 1)
-        return rows, torch.arange(count, device=y.device).repeat_interleave(classes)
+        rows = (one[y].unsqueeze(1) - one[others]).flatten(0, 1)
+        return rows, others, torch.arange(count, device=y.device).repeat_interleave(classes - 1)
 
     def output(self) -> Box:
         """Bounds of the network's output, intersected with the interval ones."""
@@ -170,7 +178,7 @@ class LinearBounds:
             own = {i: s[part] for i, s in slopes.items()} if slopes else {}
             with exactly(a.device.type):
                 ways.append(self._way_back(index, a[part], whose if image is None else image[part], own))
-        return torch.cat(ways)
+        return torch.cat(ways) if ways else a.new_zeros(0)
 
     def _way_back(self, index: int, a: Tensor, whose: Tensor | slice, slopes: Slopes) -> Tensor:
         pending: dict[int, Any] = {index: a}
@@ -187,8 +195,9 @@ class LinearBounds:
             constant = constant + more
             for ref, before in found.items():
                 pending[ref] = _added(pending[ref], before) if ref in pending else before
-        a, center, radius = pending[0], _of(self.box.center, whose), _of(self.box.radius, whose)
-        return constant + _dot(a, center) - _dot(a.abs(), radius)
+        center, radius = self.box.center[whose].unsqueeze(1), self.box.radius[whose].unsqueeze(1)
+        a = pending[0].view(len(center), -1, *center.shape[2:])
+        return constant + dot(a, center).flatten() - dot(a.abs(), radius).flatten()
 
     def _through_affine(self, number: int, a: Any) -> tuple[dict[int, Any], Tensor]:
         node = self.tape.nodes[number]
@@ -202,18 +211,15 @@ class LinearBounds:
         return self._rows[rows].take_back(number, a)
 
     def _through(self, number: int, a: Tensor, whose: Tensor | slice, slopes: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The lower line where a coefficient is positive, the upper one where it is negative."""
         lines = self.lines(number)
         if isinstance(lines, Windows):
             images = torch.arange(len(self.box), device=a.device)[whose]
-            return _through_windows(lines, a, images.repeat_interleave(len(a) // len(images)))
-        rows = a.view(len(lines.up_slope[whose]), -1, *a.shape[1:]) if isinstance(whose, slice) else a
-        positive, negative = rows.clamp(min=0), rows.clamp(max=0)
-        low = _of(lines.low_slope, whose) if slopes is None else slopes
-        constant = _dot(negative, _of(lines.up_shift, whose))
-        if lines.low_shift is not None:
-            constant = constant + _dot(positive, _of(lines.low_shift, whose))
-        return torch.addcmul(positive * low, negative, _of(lines.up_slope, whose)).reshape(a.shape), constant.flatten()
+            return through_windows(lines.take(images.repeat_interleave(len(a) // len(images))), a)
+        own = Lines(*(None if v is None else v[whose].unsqueeze(1) for v in lines[:4]))  # type: ignore[arg-type]
+        if slopes is not None:
+            own = own._replace(low_slope=slopes.unsqueeze(1))
+        before, constant = through_lines(own, a.view(len(own.up_slope), -1, *a.shape[1:]))
+        return before.view(a.shape), constant.flatten()
 
     def lines(self, index: int) -> Lines | Windows:
         """The lines around an activation over the bounds of its input."""
@@ -223,28 +229,6 @@ class LinearBounds:
             rest, named = node.args[1:], {k: v for k, v in node.kwargs.items() if k not in ("input", "inplace")}
             self._lines[index] = ACTIVATIONS.get(node.func, max_pool2d)(*bounds, *rest, **named)
         return self._lines[index]
-
-
-def _of(value: Tensor, whose: Tensor | slice) -> Tensor:
-    """Per image (B, ...) -> per row (R, ...), or (b, 1, ...) where rows are in order."""
-    return value[whose].unsqueeze(1) if isinstance(whose, slice) else value[whose]
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """Row by row: (R, ...) and (R, ...) -> (R,), or (b k, ...), or (b, k, ...), and (b, 1, ...) -> (b k,)."""
-    if a.shape == b.shape:
-        return (a * b).reshape(len(a), -1).sum(1)
-    a = a.reshape(len(b), -1, b[0].numel())
-    return torch.bmm(a, b.reshape(len(b), -1, 1)).flatten()
-
-
-def _through_windows(lines: Windows, a: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
-    a = a.flatten(2).unsqueeze(2)  # (R, C, 1, L)
-    positive, negative = a.clamp(min=0), a.clamp(max=0)
-    certain = lines.certain[image]
-    spread = lines.spread(positive * lines.pick[image] + negative * certain)
-    above = negative.squeeze(2) * lines.ceiling[image] * (1 - certain.sum(2))
-    return spread, above.flatten(1).sum(1)
 
 
 def _intersected(bounds: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

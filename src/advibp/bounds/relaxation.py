@@ -40,18 +40,24 @@ def leaky_relu(lower: Tensor, upper: Tensor, negative_slope: float = 0.01) -> Li
     if not 0 <= negative_slope <= 1:
         unsupported(f"leaky_relu has linear bounds for slopes from 0 to 1 alone, not {negative_slope}")
     crosses = crossing(lower, upper)
-    off = torch.full_like(lower, negative_slope)  # (torch.where of two numbers would round them to float32)
-    slope = off.masked_fill(lower >= 0, 1.0)
     share = upper / torch.where(crosses, upper - lower, 1.0)  # of [l, u], that is above 0; the chord's slope for a = 0
-    below = off.masked_fill(upper > -lower, 1.0)
+    chord = negative_slope + (1 - negative_slope) * share if negative_slope else share
     return Lines(
-        torch.where(crosses, below, slope),
+        _slope(upper > -lower, lower, negative_slope),
         None,
-        torch.where(crosses, negative_slope + (1 - negative_slope) * share, slope),
+        torch.where(crosses, chord, _slope(lower >= 0, lower, negative_slope)),
         torch.where(crosses, (negative_slope - 1) * lower * share, 0.0),
         crosses,
         (negative_slope, 1.0),
     )
+
+
+def _slope(on: Tensor, like: Tensor, negative_slope: float) -> Tensor:
+    """1 where a neuron counts as active, the other slope where not."""
+    if negative_slope == 0:
+        return on.to(like.dtype)
+    # (torch.where of two numbers would round them to float32)
+    return torch.full_like(like, negative_slope).masked_fill(on, 1.0)
 
 
 def crossing(lower: Tensor, upper: Tensor) -> Tensor:
@@ -112,6 +118,10 @@ class Windows(NamedTuple):
     ceiling: Tensor
     fold: dict[str, Any]
     size: torch.Size
+
+    def take(self, images: Tensor) -> Windows:
+        """The same for rows, of which each belongs to an image."""
+        return self._replace(pick=self.pick[images], certain=self.certain[images], ceiling=self.ceiling[images])
 
     def spread(self, a: Tensor) -> Tensor:
         """Per window and input (R, C, n, L) -> per input (R, C, H, W), added up where windows overlap."""
