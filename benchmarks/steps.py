@@ -34,7 +34,7 @@ NETS = {"dm-small": 60, "cnn-small": 30, "dm-medium": 15}  # and rounds
 RATIOS = {
     **{f"{method} / standard": ((method,), ("standard",)) for method in METHODS if method != "standard"},
     "advibp / fixed": (("advibp",), ("fixed",)),
-    "advibp / (fgsm-random + ibp)": (("advibp",), ("fgsm-random", "ibp")),
+    "advibp / (rs-fgsm + ibp)": (("advibp",), ("rs-fgsm", "ibp")),
     "advibp / floor": (("advibp",), ("floor of advibp",)),
     "ibp / floor": (("ibp",), ("floor of ibp",)),
     "standard / floor": (("standard",), ("floor of standard",)),

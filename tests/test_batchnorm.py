@@ -166,7 +166,7 @@ def training(net: nn.Module, **options: Any) -> Training:
     return Training(net, own, recipe)
 
 
-@pytest.mark.parametrize("method", ["advibp", "fixed", "ibp", "fgsm-random", "standard"])
+@pytest.mark.parametrize("method", ["advibp", "fixed", "ibp", "rs-fgsm", "standard"])
 @pytest.mark.parametrize("statistics", ["adversarial", "clean"])
 def test_running_statistics_are_touched_once_a_step(method: str, statistics: str) -> None:
     net = layered()

@@ -314,7 +314,7 @@ def test_paths_are_shown_whole_whatever_they_look_like(own_run: Path, capsys: py
 def test_the_command_of_a_recipe_says_all_of_it(milestones: list[str | float], **options: object) -> None:
     recipe = Recipe.load(**options, lr_milestones=milestones)
     args = vars(cli.parser().parse_args(shlex.split(recipe.command())[1:]))
-    assert Recipe.of({k: args[k] for k in recipe.as_dict() if args[k] is not None}) == recipe
+    assert Recipe.load(**{k: args[k] for k in recipe.as_dict() if args[k] is not None}) == recipe
 
 
 def test_ctrl_c_is_no_mistake(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

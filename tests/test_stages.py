@@ -258,7 +258,7 @@ def test_a_cut_that_a_skip_connection_crosses_is_passed_over_or_refused() -> Non
     ("net", "options", "said"),
     [
         (chain, {"stages": 3}, "can be cut at 2 of its layers"),
-        (chain, {"method": "ibp"}, "two objectives"),
+        (chain, {"method": "ibp"}, "no layer-wise stages"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), {"stages": "all"}, "0 of its layers"),
     ],
 )

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import flop_registry
 from advibp import UserError, attacks, checkpoint, data, nets, objectives, train
 from advibp.data import Data
 from advibp.means import EpochMeans, Step
+from advibp.methods import METHODS
 from advibp.randomness import mix
 from advibp.recipe import Recipe
 from advibp.training import FOSC_EVERY, Training
@@ -124,8 +125,14 @@ def test_a_joint_step_costs_at_most_eleven_forward_passes(net: str) -> None:
 
 @pytest.mark.parametrize(
     ("options", "cost"),
-    [({}, 13), ({"batchnorm": "clean"}, 16), ({"method": "ibp"}, 9), ({"method": "fgsm-random"}, 5)],
-    ids=["adversarial", "clean", "ibp", "fgsm-random"],
+    [
+        ({}, 13),
+        ({"batchnorm": "clean"}, 16),
+        ({"method": "ibp"}, 11),
+        ({"method": "shi-ibp"}, 9),
+        ({"method": "rs-fgsm"}, 5),
+    ],
+    ids=["adversarial", "clean", "ibp", "shi-ibp", "rs-fgsm"],
 )
 def test_what_batchnorm_adds_to_a_step(options: dict[str, Any], cost: int) -> None:
     training = begin(
@@ -136,7 +143,7 @@ def test_what_batchnorm_adds_to_a_step(options: dict[str, Any], cost: int) -> No
         unit = flops(lambda: training.net(x))
     found = flops(lambda: training.step(x, y)) / unit
     assert cost - 1 < found <= cost
-    assert training.joint_cost == cost
+    assert training.cost() == cost
 
 
 def test_three_backward_passes_and_none_for_the_regulariser(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +204,7 @@ def test_each_phase_has_its_losses() -> None:
             assert step.lower <= step.upper + 1e-5
 
 
-@pytest.mark.parametrize(("method", "below", "above"), [("ibp", False, True), ("fgsm-random", True, False)])
+@pytest.mark.parametrize(("method", "below", "above"), [("shi-ibp", False, True), ("rs-fgsm", True, False)])
 def test_a_method_with_one_objective_minimises_it_alone(method: str, below: bool, above: bool) -> None:
     last = all_steps(begin(method=method))[-1]
     assert (last.lower is not None, last.upper is not None, last.weights) == (below, above, None)
@@ -205,15 +212,15 @@ def test_a_method_with_one_objective_minimises_it_alone(method: str, below: bool
 
 def test_linear_bounds_are_tried_before_an_epoch_is_spent() -> None:
     begin("FC 6", method="advcrown-ibp").check()
-    with pytest.raises(UserError, match="no linear bounds for BatchNorm in training"):
+    with pytest.raises(UserError, match="can't bound BatchNorm in training"):
         begin("FC 6 BN", method="advcrown-ibp").check()
     with pytest.raises(UserError, match="no linear bounds"):
         begin(nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ELU(), nn.Linear(4, 2)), method="advcrown-ibp").check()
 
 
 def test_standard_training_has_no_warm_up_and_no_attack() -> None:
-    steps = all_steps(begin(method="standard"))
-    assert {s.phase for s in steps} == {"ramp", "full"}
+    steps = all_steps(begin(method="standard", **METHODS["standard"].recipe))
+    assert {s.phase for s in steps} == {"full"}
     assert all(s.upper is None and s.fosc is None for s in steps)
 
 

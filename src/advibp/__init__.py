@@ -1,9 +1,10 @@
 """advibp trains neural networks whose robustness can be proved, and proves it."""
 
-from advibp import attacks, bounds, data, nets
+from advibp import attacks, bounds, data, nets, objectives
 from advibp.allocator import keep_freed_memory
 from advibp.bounds import Box
 from advibp.errors import UserError
+from advibp.methods import Method
 from advibp.recipe import Recipe
 from advibp.runs import Run, open_run, train
 from advibp.verify import Attack, Certificate, certify
@@ -15,6 +16,7 @@ __all__ = [
     "Box",
     "Certificate",
     "Fixed",
+    "Method",
     "Moments",
     "Recipe",
     "Run",
@@ -27,6 +29,7 @@ __all__ = [
     "joint_backward",
     "keep_freed_memory",
     "nets",
+    "objectives",
     "open_run",
     "train",
 ]

@@ -45,6 +45,28 @@ def ascend(net: Net, x: Tensor, loss: Callable[[Tensor], Tensor]) -> tuple[Tenso
     return grad.sign_(), logits.detach()
 
 
+def climb(
+    net: Net,
+    x: Tensor,
+    y: Tensor,
+    eps: Tensor | float,
+    *,
+    steps: int = 1,
+    step: float = 1.0,
+    random_start: bool = False,
+    within: Range = (0.0, 1.0),
+    loss: LossName = "ce",
+) -> Tensor:
+    """Signed gradient steps of `step` * eps, each projected on the feasible set; the last point, which is not looked
+    at. x (B, ...), y (B,) -> x_adv (B, ...). One step is FGSM; more of them, PGD as it is used in training."""
+    lower, upper = feasible(x, eps, within)
+    now = uniform_start(x, eps, lower, upper) if random_start else x
+    for _ in range(steps):
+        sign, _ = ascend(net, now, partial(attack_loss, y=y, loss=loss))
+        now = torch.clamp(now + step * eps * sign, lower, upper)
+    return now
+
+
 def fgsm(
     net: Net,
     x: Tensor,
@@ -57,17 +79,14 @@ def fgsm(
     loss: LossName = "ce",
 ) -> Tensor:
     """One signed gradient step of `step` * eps, projected on the feasible set. x (B, ...), y (B,) -> x_adv (B, ...)."""
-    lower, upper = feasible(x, eps, within)
-    start = uniform_start(x, eps, lower, upper) if random_start else x
-    sign, _ = ascend(net, start, partial(attack_loss, y=y, loss=loss))
-    return torch.clamp(start + step * eps * sign, lower, upper)
+    return climb(net, x, y, eps, step=step, random_start=random_start, within=within, loss=loss)
 
 
 def fgsm_random(
     net: Net, x: Tensor, y: Tensor, eps: Tensor | float, *, step: float = 1.25, within: Range = (0.0, 1.0)
 ) -> Tensor:
     """The paper's attack in training: start U(-eps, eps), step 1.25 eps (Wong et al. 2020)."""
-    return fgsm(net, x, y, eps, step=step, random_start=True, within=within)
+    return climb(net, x, y, eps, step=step, random_start=True, within=within)
 
 
 def uniform_start(

@@ -190,6 +190,16 @@ class RunFolder:
             raise UserError(f"{file} is no trained model of a run, but another file of advibp; train again.")
         return tensors, facts
 
+    @property
+    def finished(self) -> bool:
+        return self.model.exists() and (self.path / "summary.json").exists()
+
+    def summary(self) -> dict[str, Any]:
+        try:
+            return dict(json.loads((self.path / "summary.json").read_text()))
+        except (OSError, ValueError, TypeError):
+            raise UserError(f"{self.path} has no summary.json that can be read; train again, or resume it.") from None
+
     def summarise(self, summary: dict[str, Any]) -> None:
         checkpoint.write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 

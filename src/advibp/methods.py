@@ -1,13 +1,30 @@
-"""The paper's Table 1 as data: a method is a lower objective, an upper objective and a rule that weighs them."""
+"""The paper's Table 1 as data: a method is a lower objective, an upper objective and a rule that weighs them.
+
+A method of one's own is such a row too, and goes wherever a name does:
+
+    mine = Method(says="PGD + IBP", lower=objectives.pgd, upper=objectives.ibp, weighting="moments")
+    advibp.train(net, data, method=mine, eps=0.3)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
-from advibp import objectives
+from advibp import objectives, own, regularised, surgery
+from advibp.errors import UserError
 from advibp.objectives import Objective
-from advibp.weighting import Fixed, Moments, Weighting
+from advibp.weighting import Fixed, Moments, Scheduled, Weighting
+
+
+class Properties(NamedTuple):
+    """Columns of Table 1; None where there is nothing to say, as for weights where there is one loss."""
+
+    efficient: bool | None = None
+    empirical: bool = False
+    provable: bool = False
+    no_tuning: bool | None = None  # of weights, or of their schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,31 +32,177 @@ class Method:
     """One row. A method without an upper objective minimises the lower one alone, and the reverse."""
 
     says: str
+    name: str = "own"
     lower: Objective | None = None
     upper: Objective | None = None
-    weighting: Callable[[float, float], Weighting] = lambda beta1, beta2: Fixed()
-    warm_up: bool = True  # natural, then adversarial epochs before the joint phase
+    weighting: str | Callable[[], Weighting] = "fixed"  # a name in WEIGHTINGS, or what makes one
+    kappa: float | None = None  # of fixed or scheduled weights, if the recipe has none
+    latent: Literal["box", "zonotope"] | None = None  # the set that layer-wise stages attack; None: it has no stages
+    recipe: Mapping[str, Any] = field(default_factory=dict)  # what a recipe says if the user does not
+    reads: tuple[str, ...] = ()  # keys of a recipe that only some rows understand
+    batchnorm: bool = True  # whether its bounds know BatchNorm in training
+    verifier: str = "ibp"  # what it is trained to be proved by
+    properties: Properties = Properties()
+    needs: str = ""
 
+    def __post_init__(self) -> None:
+        if self.lower is None and self.upper is None:
+            raise UserError("A Method needs a lower objective, an upper one, or both.")
+        if isinstance(self.weighting, str) and self.weighting not in WEIGHTINGS:
+            raise UserError(f"There is no weighting '{self.weighting}'; choose from {', '.join(WEIGHTINGS)}.")
+
+
+#: How two losses are weighed: name -> from beta_1, beta_2, the moments' scope and kappa (None: not given).
+WEIGHTINGS: dict[str, Callable[[float, float, slice | None, float | None], Weighting]] = {
+    "moments": lambda beta1, beta2, scope, kappa: Moments(beta1, beta2, scope),
+    "fixed": lambda beta1, beta2, scope, kappa: Fixed() if kappa is None else Fixed(kappa, 1 - kappa),
+    "scheduled": lambda beta1, beta2, scope, kappa: Scheduled(1.0, 0.5 if kappa is None else kappa),
+    "pcgrad": lambda beta1, beta2, scope, kappa: surgery.pcgrad(),
+    "mgda": lambda beta1, beta2, scope, kappa: surgery.mgda(),
+}
+
+_NO_WARM_UP = {"warmup_natural": 0.0, "warmup_adversarial": 0.0}
+_NATURAL_WARM_UP = {"warmup_adversarial": 0.0}
 
 METHODS: dict[str, Method] = {
-    "advibp": Method(
-        says="adversarial + IBP loss, weights from past gradients (Algorithm 1)",
-        lower=objectives.adversarial,
-        upper=objectives.ibp,
-        weighting=Moments,
+    "standard": Method(
+        says="regular loss",
+        lower=objectives.regular,
+        recipe={**_NO_WARM_UP, "ramp": 0.0},
+        verifier="",
+        properties=Properties(efficient=True),
     ),
-    "advcrown-ibp": Method(
-        says="adversarial + CROWN-IBP loss, which becomes the IBP loss over the ramp, weights from past gradients",
+    "fgsm": Method(
+        says="adversarial loss, one step from the image itself",
+        lower=objectives.fgsm,
+        recipe=_NATURAL_WARM_UP,
+        verifier="",
+        properties=Properties(efficient=True, empirical=True),
+        needs="care: may learn to fool its own attack",
+    ),
+    "rs-fgsm": Method(
+        says="adversarial loss, one step from a random start",
         lower=objectives.adversarial,
+        recipe=_NATURAL_WARM_UP,
+        verifier="",
+        properties=Properties(efficient=True, empirical=True),
+    ),
+    "pgd": Method(
+        says="adversarial loss, several steps",
+        lower=objectives.pgd,
+        recipe=_NATURAL_WARM_UP,
+        reads=("attack_steps",),
+        verifier="",
+        properties=Properties(efficient=False, empirical=True),
+    ),
+    "colt": Method(
+        says="latent adversarial loss in zonotopes, layer by layer, + ReLU area",
+        lower=regularised.latent_pgd,
+        latent="zonotope",
+        recipe={**_NATURAL_WARM_UP, "stages": "all", "regulariser": 1e-3, "l1": 1e-5},
+        reads=("attack_steps", "regulariser", "projections"),
+        verifier="deepz",
+        properties=Properties(efficient=False, empirical=True, provable=True),
+        batchnorm=False,
+        needs="ReLUs alone, no BatchNorm in training; proofs by crown or deepz",
+    ),
+    "diffai": Method(
+        says="regular + abstract loss by boxes, hybrid zonotopes or DeepZ, a fixed share of each",
+        lower=objectives.regular,
+        upper=objectives.abstract,
+        kappa=0.5,
+        recipe={**_NATURAL_WARM_UP, "domain": "hybrid"},
+        reads=("domain", "symbols"),
+        verifier="deepz",
+        properties=Properties(efficient=None, provable=True),
+        batchnorm=False,
+        needs="memory for each symbol (at_once helps); zonotopes: no BatchNorm in training",
+    ),
+    "mip": Method(
+        says="adversarial loss, several steps, + ReLU stability + L1",
+        lower=regularised.stable_pgd,
+        recipe={**_NATURAL_WARM_UP, "regulariser": 1e-4, "l1": 2e-5},
+        reads=("attack_steps", "regulariser"),
+        verifier="alpha-crown",
+        properties=Properties(efficient=False, empirical=True, provable=True),
+        needs="ReLUs; proofs by a complete verifier",
+    ),
+    "crown-ibp": Method(
+        says="regular + CROWN-IBP loss, which becomes IBP's over the ramp, by a schedule",
+        lower=objectives.regular,
         upper=objectives.crown_ibp,
-        weighting=Moments,
+        weighting="scheduled",
+        recipe=_NATURAL_WARM_UP,
+        reads=("beta",),
+        properties=Properties(efficient=True, provable=True, no_tuning=False),
+        batchnorm=False,
+        needs="no BatchNorm in training; with --beta 1: proofs by crown-ibp",
+    ),
+    "ibp": Method(
+        says="regular + IBP loss, by a schedule",
+        lower=objectives.regular,
+        upper=objectives.ibp,
+        weighting="scheduled",
+        recipe=_NATURAL_WARM_UP,
+        properties=Properties(efficient=True, provable=True, no_tuning=False),
+    ),
+    "shi-ibp": Method(
+        says="IBP loss + bound tightness + ReLU balance, which fade over a smooth ramp",
+        upper=regularised.shi_ibp,
+        recipe={
+            **_NATURAL_WARM_UP,
+            "init": "ibp",
+            "ramp": "28%",
+            "ramp_shape": "smooth",
+            "regulariser": 0.5,
+            "lr": 5e-4,
+            "lr_shape": "steps",
+            "lr_milestones": ("71%", "86%"),
+            "lr_factor": 0.2,
+        },
+        reads=("regulariser",),
+        properties=Properties(efficient=True, provable=True),
     ),
     "fixed": Method(
         says="adversarial + IBP loss, both weights 1: the paper's baseline",
         lower=objectives.adversarial,
         upper=objectives.ibp,
+        latent="box",
+        properties=Properties(efficient=True, empirical=True, provable=True, no_tuning=False),
     ),
-    "ibp": Method(says="IBP loss alone", upper=objectives.ibp),
-    "fgsm-random": Method(says="adversarial loss alone (FGSM + random init)", lower=objectives.adversarial),
-    "standard": Method(says="regular loss alone: no robustness", lower=objectives.regular, warm_up=False),
+    "advibp": Method(
+        says="adversarial + IBP loss, weights from past gradients (Algorithm 1)",
+        lower=objectives.adversarial,
+        upper=objectives.ibp,
+        weighting="moments",
+        latent="box",
+        properties=Properties(efficient=True, empirical=True, provable=True, no_tuning=True),
+    ),
+    "advcrown-ibp": Method(
+        says="adversarial + CROWN-IBP loss, which becomes IBP's over the ramp, weights from past gradients",
+        lower=objectives.adversarial,
+        upper=objectives.crown_ibp,
+        weighting="moments",
+        latent="box",
+        reads=("beta",),
+        properties=Properties(efficient=True, empirical=True, provable=True, no_tuning=True),
+        batchnorm=False,
+        needs="no BatchNorm in training",
+    ),
 }
+
+
+def defaults_of(name: str) -> Mapping[str, Any]:
+    """What a recipe says for a method if the user does not; nothing for one that is not in the table."""
+    return METHODS[name].recipe if name in METHODS else {}
+
+
+def method_at(spec: str) -> Method:
+    """A Method of one's own: `path/to/file.py:NAME` or `package.module:NAME`. Runs that file."""
+    return own.load(
+        spec,
+        lambda found: found,
+        like=lambda found: isinstance(found, Method),
+        kind="Method",
+        wanted="it must hold an advibp.Method of that name",
+    )

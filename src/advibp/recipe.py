@@ -9,10 +9,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import math
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -21,103 +20,16 @@ from typing import Any
 import yaml
 
 from advibp.errors import UserError
-from advibp.methods import METHODS
+from advibp.methods import METHODS, WEIGHTINGS, Method, defaults_of
+from advibp.options import Parser, Span, flag, integer, number, numbers, one_of, or_word, span, spans, text
 from advibp.schedules import Timeline
 
-Parser = Callable[[Any], Any]
-Span = float | str  # epochs, or "30%" of all epochs
 
-
-def number(low: float, high: float = math.inf, *, above: bool = False) -> Parser:
-    """A finite number in [low, high], or in (low, high] with `above`; fractions such as 8/255 are read too."""
-    interval = f"{'(' if above else '['}{low:g}, {high:g}{']' if high < math.inf else ')'}"
-
-    def parse(value: Any) -> float:
-        try:
-            top, slash, bottom = str(value).partition("/")
-            result = float(top) / float(bottom) if slash else float(top)
-        except (ValueError, ZeroDivisionError):
-            result = math.nan
-        inside = low < result if above else low <= result
-        if isinstance(value, bool) or not (inside and result <= high and math.isfinite(result)):
-            raise ValueError(f"a number in {interval}")
-        return result
-
-    return parse
-
-
-def integer(low: int, high: int = 2**31) -> Parser:
-    def parse(value: Any) -> int:
-        try:
-            result = int(str(value))
-        except ValueError:
-            result = low - 1
-        if isinstance(value, bool) or not low <= result <= high:
-            raise ValueError(f"a whole number from {low} to {high}")
-        return result
-
-    return parse
-
-
-def one_of(*names: str) -> Parser:
-    def parse(value: Any) -> str:
-        if value not in names:
-            raise ValueError("one of " + ", ".join(names))
-        return str(value)
-
-    return parse
-
-
-def flag(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    if str(value).lower() in ("true", "yes", "on", "1", "false", "no", "off", "0"):
-        return str(value).lower() in ("true", "yes", "on", "1")
-    raise ValueError("true or false")
-
-
-def text(value: Any) -> str:
-    if not isinstance(value, str | Path) or not str(value):
-        raise ValueError("a text")
-    return str(value)
-
-
-def span(value: Any) -> Span:
-    """Epochs as a number, or a share of all epochs as a text such as 30%."""
-    try:
-        if isinstance(value, str) and value.strip().endswith("%"):
-            return f"{number(0, 100)(value.strip()[:-1]):.12g}%"
-        return float(number(0)(value))
-    except ValueError:
-        raise ValueError("a number of epochs (at least 0), or a share of them from 0% to 100%") from None
-
-
-def spans(value: Any) -> tuple[Span, ...]:
-    if isinstance(value, str):
-        value = value.split(",") if value.strip() else []
-    if not isinstance(value, list | tuple):
-        raise ValueError("a list of epochs or shares, such as 75%,90%")
-    return tuple(span(v) for v in value)
-
-
-def or_word(word: str, parse: Parser) -> Parser:
-    """What `parse` reads, or one fixed word in its place."""
-
-    def either(value: Any) -> Any:
-        if value == word or (word == "none" and value is None):
-            return None if word == "none" else word
-        try:
-            return parse(value)
-        except ValueError as wanted:
-            raise ValueError(f"{wanted}, or {word}") from None
-
-    return either
-
-
-def numbers(value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError("a mapping of names to published numbers")
-    return dict(value)
+def method_name(value: Any) -> str:
+    """A row of METHODS, or the place of one's own: file.py:NAME."""
+    if not isinstance(value, str) or (value not in METHODS and ":" not in value):
+        raise ValueError(f"one of {', '.join(METHODS)}, or file.py:NAME")
+    return value
 
 
 def _option(default: Any, parse: Parser, says: str) -> Any:
@@ -134,7 +46,9 @@ class Recipe:
     net: str = _option(
         "dm-small", text, "a name from `advibp nets`, a grammar, file.py:function or package.module:function"
     )
-    method: str = _option("advibp", one_of(*METHODS), "training method: " + ", ".join(METHODS))
+    method: str = _option(
+        "advibp", method_name, f"training method: {', '.join(METHODS)}; or file.py:NAME, a Method of one's own"
+    )
     eps: float = _option(
         0.3, number(0, 1, above=True), "eps_train, l_inf radius in pixels of [0, 1]; 8/255 is read too"
     )
@@ -154,8 +68,27 @@ class Recipe:
     fosc_scale: str = _option(
         "sample", one_of("sample", "batch"), "c_max in the scale of each sample's loss, or of the batch-mean loss"
     )
+    weighting: str | None = _option(
+        None,
+        or_word("none", one_of(*WEIGHTINGS)),
+        f"how two losses are weighed: {', '.join(WEIGHTINGS)}; none: the method's",
+    )
+    kappa: float | None = _option(
+        None,
+        or_word("none", number(0, 1)),
+        "weight of the lower loss, fixed or at the end of a schedule; the upper one gets the rest; none: the method's",
+    )
+    scope: str = _option(
+        "all", one_of("all", "first", "last"), "gradients the moments are of: all, or the first or last tensor's alone"
+    )
     beta1: float = _option(0.99, number(0, 0.999999), "decay of the gradient moments")
     beta2: float = _option(0.99, number(0, 0.999999), "decay of the norm moments")
+    attack_steps: int = _option(8, integer(1, 10_000), "pgd, mip, colt: steps of the attack in training")
+    beta: float = _option(0.0, number(0, 1), "crown-ibp, advcrown-ibp: share of CROWN-IBP that is left after the ramp")
+    domain: str = _option("box", one_of("box", "hybrid", "deepz"), "diffai: the sets of its abstract loss")
+    symbols: int = _option(16, integer(0, 100_000), "diffai: noise symbols of a hybrid zonotope")
+    regulariser: float = _option(0.0, number(0), "shi-ibp, mip, colt: weight of what is added to the loss")
+    projections: int = _option(32, integer(0, 100_000), "colt: random projections by which a zonotope is estimated")
     batch_size: int = _option(256, integer(1), "images per step")
     at_once: int = _option(
         0, integer(0), "images of a batch that are in memory at a time, 0: all; the weights are the same up to rounding"
@@ -212,8 +145,10 @@ class Recipe:
 
     @classmethod
     def load(cls, source: str | Path | None = None, /, **changes: Any) -> Recipe:
-        """The defaults, changed by a recipe (a shipped one by name, or a YAML file), changed by `changes`."""
-        return cls.of({**(read(source) if source else {}), **changes})
+        """The defaults, changed by the method's own, by a recipe (a shipped one by name, or a YAML file), and by
+        `changes`."""
+        given = {**(read(source) if source else {}), **changes}
+        return cls.of({**defaults_of(str(given.get("method", cls.method))), **given})
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any]) -> Recipe:
@@ -230,6 +165,8 @@ class Recipe:
                 raise UserError(f"{key} is {value!r}, but must be {wanted}.") from None
         recipe = cls(**values)
         recipe.timeline()  # phases that do not fit are found before anything runs
+        if recipe.method in METHODS:
+            recipe.suits(METHODS[recipe.method])
         return recipe
 
     def in_epochs(self, value: Span, of: float | None = None) -> float:
@@ -238,8 +175,6 @@ class Recipe:
 
     def timeline(self) -> Timeline:
         natural, adversarial = self.in_epochs(self.warmup_natural), self.in_epochs(self.warmup_adversarial)
-        if not METHODS[self.method].warm_up:
-            natural = adversarial = 0.0
         growing = self.warmup_adversarial_ramp
         line = Timeline(
             epochs=self.epochs,
@@ -256,10 +191,31 @@ class Recipe:
             )
         return line
 
+    def suits(self, method: Method) -> None:
+        """Refuse what has no meaning for a method, rather than let it pass without effect."""
+        two = method.lower is not None and method.upper is not None
+        understood = {key for row in METHODS.values() for key in row.reads}
+        for key in understood - set(method.reads):
+            if getattr(self, key) != getattr(Recipe, key):
+                rows = [name for name, row in METHODS.items() if key in row.reads]
+                raise UserError(f"{key} has no meaning for {self.method}; leave it out, or train by {_or(rows)}.")
+        if not two and (self.weighting is not None or self.kappa is not None):
+            key = "weighting" if self.weighting is not None else "kappa"
+            raise UserError(f"{key} is for two losses, and {self.method} has one; leave it out.")
+        weighting = self.weighting or method.weighting
+        if self.kappa is not None and weighting not in ("fixed", "scheduled"):
+            raise UserError(f"kappa is for fixed and scheduled weights, not for {weighting}; leave it out.")
+        if self.scope != "all" and weighting != "moments":
+            raise UserError(f"scope is for weights from moments, not for {weighting}; leave it out.")
+        if self.stages != 0 and method.latent is None:
+            rows = [name for name, row in METHODS.items() if row.latent]
+            raise UserError(f"{self.method} has no layer-wise stages; leave them out, or train by {_or(rows)}.")
+
     def command(self) -> str:
         """The command that makes this run: what differs from the defaults, spelled out."""
-        default = Recipe(data=self.data, net=self.net)
+        default = Recipe.load(data=self.data, net=self.net, method=self.method)
         changed = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != getattr(default, f.name)]
+        changed = ["method"] * (self.method != Recipe.method) + changed
         options = [f"--{k.replace('_', '-')} {_shown(getattr(self, k))}" for k in changed if k != "published"]
         return " ".join(["advibp train", shlex.quote(self.data), shlex.quote(self.net), *options])
 
@@ -272,6 +228,10 @@ class Recipe:
         values = self.as_dict()
         lines = [f"{f.name}: {_as_yaml(values[f.name])}  # {f.metadata['says']}" for f in dataclasses.fields(self)]
         return "\n".join(lines) + "\n"
+
+
+def _or(names: list[str]) -> str:
+    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _as_yaml(value: Any) -> str:

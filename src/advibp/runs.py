@@ -24,6 +24,7 @@ from advibp.events import Events
 from advibp.folder import RunFolder, hardware
 from advibp.layout import layout_kept
 from advibp.means import EpochMeans
+from advibp.methods import METHODS, Method
 from advibp.modes import modes_kept
 from advibp.randomness import untouched_global_state
 from advibp.recipe import Recipe
@@ -53,13 +54,22 @@ def train(
     resume: bool = False,
     recipe: Recipe | str | Path | None = None,
     show: Display | None = None,
+    method: str | Method | None = None,
     **options: Any,
 ) -> Run:
-    """Train `net` in place on `data`. `options` are recipe keys: method="advibp", eps=0.3, epochs=60, ...
+    """Train `net` in place on `data`. `options` are recipe keys: eps=0.3, epochs=60, ...
 
+    `method` is a name from `advibp methods`, or a Method of one's own, which is passed again to go on with its run.
     With `out` the run is kept in a folder and can be continued, exactly, with resume=True. `show=Silent()` silences it.
     Every layer is trained in the mode, training or evaluation, that it comes in, and gets it back.
     """
+    own = method if isinstance(method, Method) else None
+    if own is not None:
+        # A recipe of this method, from a folder or the command line, has its place in it; otherwise it has a name.
+        place = recipe.method if isinstance(recipe, Recipe) and recipe.method not in METHODS else f"python:{own.name}"
+        options = {**({} if isinstance(recipe, Recipe) else own.recipe), "method": place, **options}
+    elif method is not None:
+        options["method"] = method
     if isinstance(recipe, Recipe):
         recipe = Recipe.of({**recipe.as_dict(), **options})
     else:
@@ -70,7 +80,7 @@ def train(
         if folder and goes_on:
             folder.same_run(recipe)
             held.enter_context(folder.held())
-        training = Training(net, data, recipe)
+        training = Training(net, data, recipe, own)
         training.check()
         facts: dict[str, Any] = {}
         if folder and goes_on:

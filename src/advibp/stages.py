@@ -1,4 +1,4 @@
-"""The network as its stages see it: in stage 0 whole, on images; in stage k the layers behind a cut, on latent boxes.
+"""The network as its stages see it: in stage 0 whole, on images; in stage k the layers behind a cut, on latent sets.
 
 `Stages` also keeps the mode in which each layer is trained, for a frozen layer is one in evaluation mode.
 """
@@ -17,6 +17,7 @@ from advibp import attacks, batchnorm
 from advibp.attacks import Range
 from advibp.bounds import Box
 from advibp.bounds.cut import Cut, cuts
+from advibp.bounds.latent import LatentZonotope
 from advibp.errors import UserError
 from advibp.objectives import PIXELS
 
@@ -39,8 +40,9 @@ class Inputs:
 class Stages:
     """A network, the stage it is in, and how it is cut there."""
 
-    def __init__(self, net: nn.Module) -> None:
-        self.net, self.stage = net, 0
+    def __init__(self, net: nn.Module, projections: int | None = None) -> None:
+        """projections: what a latent set is, a zonotope that so many of them estimate; None: a box."""
+        self.net, self.stage, self.projections = net, 0, projections
         # Every layer is trained in the mode it comes in: one that is given in evaluation mode stays frozen in it.
         self.modes = [(module, module.training) for module in net.modules()]
         self._cuts: dict[int, Cut] = {}  # by batch size, as a recorded network serves one
@@ -79,9 +81,21 @@ class Stages:
         """What is trained, and the set it is trained on: images, or the latent box that they become."""
         if not self.stage:
             return Inputs(self.net, x, eps)
+        return self._latent(self.cut(x), Box.ball(x, eps))
+
+    def _latent(self, cut: Cut, box: Box) -> Inputs:
         with torch.no_grad(), batchnorm.Population():
-            latent = self.cut(x).before(Box.ball(x, eps))
-        return Inputs(self.cut(x).after, latent.center, latent.radius, None)
+            if self.projections is None:
+                latent = cut.before(box)
+                return Inputs(cut.after, latent.center, latent.radius, None)
+            zonotope = LatentZonotope(cut.before, cut.after, box, projections=self.projections)
+        # A point of it is given by its noise, so the set that is attacked is the noise's.
+        return Inputs(zonotope, box.center.new_zeros(len(box), zonotope.symbols), 1.0, None)
+
+    def check(self, stages: int, x: Tensor, eps: float) -> None:
+        """Find out now whether the latent sets of so many stages can be made."""
+        for cut in self._find_cuts(x)[0][:stages] if stages else []:
+            self._latent(cut, Box.ball(x, eps))
 
     def clean(self, x: Tensor) -> Tensor:
         """What the images themselves become there."""

@@ -19,14 +19,14 @@ from advibp.data import Data
 from advibp.errors import UserError
 from advibp.feed import Feed
 from advibp.means import Step
-from advibp.methods import METHODS
-from advibp.objectives import Now, Objective
+from advibp.methods import METHODS, WEIGHTINGS, Method
+from advibp.objectives import Now, Objective, Settings, cost_of
 from advibp.passes import Passes
 from advibp.randomness import mix, seed_everything
 from advibp.recipe import Recipe
 from advibp.stages import Stages
 from advibp.verify import ibp
-from advibp.weighting import FlatGradients, combine
+from advibp.weighting import FlatGradients, Weighting, combine
 
 #: FOSC costs a backward pass to the image: it is measured where it decides, and for the log in every so many steps.
 FOSC_EVERY = 8
@@ -39,6 +39,7 @@ class Training:
     net: nn.Module
     data: Data
     recipe: Recipe
+    own_method: Method | None = None  # what the recipe can only name
     steps: int = 0
     c_max: float | None = None  # settled at the start of the joint phase when the recipe says auto
 
@@ -51,8 +52,16 @@ class Training:
         self.channels_last = layout.prefers_channels_last(self.net, self.device)
         if self.channels_last:
             layout.to_channels_last(self.net)
-        self.stages = Stages(self.net)
-        self.method = METHODS[recipe.method]
+        self.method = self._find_method()
+        self.settings = Settings(
+            attack_steps=recipe.attack_steps,
+            beta=recipe.beta,
+            domain=recipe.domain,
+            symbols=recipe.symbols,
+            regulariser=recipe.regulariser,
+        )
+        projections = recipe.projections if self.method.latent == "zonotope" else None
+        self.stages = Stages(self.net, projections)
         self.timeline = recipe.timeline()
         self.feed = Feed(self.data, recipe, self.device)
         self.batch_size, self.steps_per_epoch = self.feed.batch_size, self.feed.steps_per_epoch
@@ -63,6 +72,14 @@ class Training:
             stages=self._count_stages(),
             per_epoch=self.steps_per_epoch,
         )
+
+    def _find_method(self) -> Method:
+        if self.own_method is not None:
+            self.recipe.suits(self.own_method)
+            return self.own_method
+        if self.recipe.method not in METHODS:
+            raise UserError(f"The recipe's method, {self.recipe.method}, is one of one's own; pass it as `method`.")
+        return METHODS[self.recipe.method]
 
     # ------------------------------------------------------------------------------------------ position
 
@@ -81,22 +98,21 @@ class Training:
         begin, work = now.t if now.stage == 0 else math.inf, 0.0
         line = self.timeline
         ends = (line.natural, line.joint, line.joint + line.ramp, self.recipe.epochs)
-        # A way back for each class, and its gradient, where linear bounds have a share in the loss.
-        ramp_cost = self.joint_cost + (8 * self.data.classes if self.method.upper is objectives.crown_ibp else 0)
-        for end, cost in zip(ends, (3, 5, ramp_cost, self.joint_cost), strict=True):
+        costs = cost_of(objectives.regular), cost_of(objectives.adversarial), self.cost(ramped=0.5), self.cost()
+        for end, cost in zip(ends, costs, strict=True):
             work += max(0.0, end - begin) * per_epoch * cost
             begin = max(begin, end)
         latent = min(self.course.total - self.steps, self.course.stages * self.course.each)
-        return work + latent * self.joint_cost
+        return work + latent * self.cost()
 
-    @property
-    def joint_cost(self) -> int:
-        """Forward-equivalents of a joint step; a backward pass counts two, one to the input alone counts one."""
-        below: dict[Objective | None, int] = {objectives.regular: 3, objectives.adversarial: 5}
-        cost = below.get(self.method.lower, 0) + (6 if self.method.upper else 0)
-        if self.trains_batchnorm and self.method.upper:  # the gradient also flows through the statistics
-            if self.passes.captures_clean(self.method.lower, self.method.upper):
-                return cost + 3 + (2 if self.method.lower else 0)
+    def cost(self, ramped: float = 1.0) -> float:
+        """Forward-equivalents of a joint step."""
+        lower, upper = self.method.lower, self.method.upper
+        now = Now(ramped=ramped, settings=self.settings)
+        cost = sum(cost_of(objective, now, self.data.classes) for objective in (lower, upper))
+        if self.trains_batchnorm and upper:  # the gradient also flows through the statistics
+            if self.passes.captures_clean(lower, upper):
+                return cost + 3 + (2 if lower else 0)
             return cost + 2
         return cost
 
@@ -109,7 +125,7 @@ class Training:
             raise UserError("The network has no trainable parameter; set requires_grad on the ones to be trained.")
         self.gradients = FlatGradients(self.params)
         self.optimizer = torch.optim.Adam(self.params, lr=self.recipe.lr, fused=True)
-        self.weighting = self.method.weighting(self.recipe.beta1, self.recipe.beta2)
+        self.weighting = self._make_weighting()
         self.trains_batchnorm = self._normalises_batches()
         self.passes = Passes(
             self.stages,
@@ -119,6 +135,15 @@ class Training:
             at_once=self.recipe.at_once,
             recompute=self.recipe.recompute,
         )
+
+    def _make_weighting(self) -> Weighting:
+        recipe = self.recipe
+        named = recipe.weighting or self.method.weighting
+        if not isinstance(named, str):
+            return named()
+        ends = {"first": slice(self.params[0].numel()), "last": slice(-self.params[-1].numel(), None)}
+        kappa = self.method.kappa if recipe.kappa is None else recipe.kappa
+        return WEIGHTINGS[named](recipe.beta1, recipe.beta2, ends.get(recipe.scope), kappa)
 
     def _normalises_batches(self) -> bool:
         try:
@@ -141,8 +166,6 @@ class Training:
     def _count_stages(self) -> int:
         if self.recipe.stages == 0:
             return 0
-        if not (self.method.lower and self.method.upper):
-            raise UserError(f"Layer-wise stages need two objectives, and {self.recipe.method} has one; use advibp.")
         return self.stages.count(self.recipe.stages, self.feed.example(2)[0])
 
     # ------------------------------------------------------------------------------------------ one step
@@ -150,10 +173,11 @@ class Training:
     def check(self) -> None:
         """Find a network that can't be bounded, or data that do not fit it, before an epoch is spent."""
         self._check_memory_options()
-        if self.trains_batchnorm and self.method.upper is objectives.crown_ibp:
+        by_boxes = "domain" in self.method.reads and self.recipe.domain == "box"
+        if self.trains_batchnorm and not (self.method.batchnorm or by_boxes):
             raise UserError(
-                f"{self.recipe.method} has no linear bounds for BatchNorm in training; use advibp, or call .eval() on "
-                f"the BatchNorm layers."
+                f"{self.recipe.method} can't bound BatchNorm in training; use advibp, or call .eval() on the BatchNorm "
+                f"layers."
             )
         x, y = self.feed.example(2)
         with torch.no_grad():
@@ -176,7 +200,9 @@ class Training:
                     if self.method.upper:
                         if statistics:
                             statistics.capture(self.net, x)
-                        self.method.upper(self.net, x, y, self.recipe.eps, now=Now(ramped=0.0))
+                        now = Now(ramped=0.0, settings=self.settings)
+                        self.method.upper(self.net, x, y, self.recipe.eps, now=now)
+                    self.stages.check(self.course.stages, x, self.recipe.eps)
             except UserError:
                 raise
             except Exception as error:
@@ -218,10 +244,12 @@ class Training:
         c_t = self._c_t(t, x, y) if lower and upper and not self.stage else 0.0
 
         logs_fosc = self.steps % FOSC_EVERY == 0
-        now = Now(ramped=eps / self.recipe.eps, wants_fosc=logs_fosc or self.weighting.asks_fosc())
+        asks_fosc = logs_fosc or self.weighting.asks_fosc()
+        now = Now(ramped=eps / self.recipe.eps, wants_fosc=asks_fosc, settings=self.settings)
         losses, weights = self.passes.run(lower, upper, x, y, eps, now), None
         if losses.lower is not None and losses.upper is not None:
-            weights = self.weighting.weights(0.0 if losses.fosc is None else losses.fosc, c_t)
+            fosc, rows = 0.0 if losses.fosc is None else losses.fosc, self.gradients.rows
+            weights = self.weighting.weights(fosc, c_t, ramped=now.ramped, gradients=rows)
             combine(weights, self.gradients.rows, losses.upper, out=self.gradients.final)
             self.weighting.update(self.gradients.rows)
         taken = Step(phase, eps, losses.lower, losses.upper, losses.fosc if logs_fosc else None, weights, self.stage)

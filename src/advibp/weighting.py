@@ -22,7 +22,7 @@ from torch import Tensor
 
 from advibp.errors import UserError
 
-Branch = Literal["start", "agree", "adv", "ibp", "fixed"]
+Branch = Literal["start", "agree", "adv", "ibp", "conflict", "fixed"]
 
 # Norm moments below this count as this: a vanished gradient must not divide by zero.
 _TINY = 1e-12
@@ -44,10 +44,13 @@ class Weights(NamedTuple):
 
 
 class Weighting(Protocol):
-    """Past gradient statistics in, weights out."""
+    """Past gradient statistics in, weights out. `ramped` is the share of the eps ramp that is over; `gradients` (2, n)
+    are those of this step, for rules that are content to be biased."""
 
     def asks_fosc(self) -> bool: ...
-    def weights(self, fosc: Tensor | float = 0.0, c_t: float = 0.0) -> Weights: ...
+    def weights(
+        self, fosc: Tensor | float = 0.0, c_t: float = 0.0, *, ramped: float = 1.0, gradients: Tensor | None = None
+    ) -> Weights: ...
     def update(self, gradients: Tensor) -> None: ...
     def state(self) -> dict[str, Tensor]: ...
     def load_state(self, state: dict[str, Tensor]) -> None: ...
@@ -72,10 +75,13 @@ def compute_weights(p: float, a: float, b: float, v_adv: float, v_ibp: float, *,
 
 
 class Moments:
-    """Algorithm 1. Gradients travel as the rows of one (2, n) matrix: adversarial first, abstract second."""
+    """Algorithm 1. Gradients travel as the rows of one (2, n) matrix: adversarial first, abstract second.
 
-    def __init__(self, beta1: float = 0.9, beta2: float = 0.99) -> None:
-        self.beta1, self.beta2 = beta1, beta2
+    `scope` are the columns that the weights are computed from, by default all; the weights then hold for all of them.
+    """
+
+    def __init__(self, beta1: float = 0.9, beta2: float = 0.99, scope: slice | None = None) -> None:
+        self.beta1, self.beta2, self.scope = beta1, beta2, scope
         self.t = 0
         self.m_hat: Tensor | None = None  # (2, n)
         self.v_hat: Tensor | None = None  # (2,)
@@ -96,7 +102,9 @@ class Moments:
         numbers = self._numbers()
         return numbers is not None and not numbers[0] > 0
 
-    def weights(self, fosc: Tensor | float = 0.0, c_t: float = 0.0) -> Weights:
+    def weights(
+        self, fosc: Tensor | float = 0.0, c_t: float = 0.0, *, ramped: float = 1.0, gradients: Tensor | None = None
+    ) -> Weights:
         """Weights from the gradients of earlier steps only. FOSC is looked at only in a conflict."""
         numbers = self._numbers()
         if numbers is None:
@@ -105,6 +113,8 @@ class Moments:
 
     def update(self, gradients: Tensor) -> None:
         """Take in this step's gradients (2, n), for the weights of the next step."""
+        if self.scope is not None:
+            gradients = gradients[:, self.scope]
         norms = torch.linalg.vector_norm(gradients, dim=1)
         if self.m_hat is None or self.v_hat is None:
             self.m_hat, self.v_hat = torch.zeros_like(gradients), torch.zeros_like(norms)
@@ -126,17 +136,11 @@ class Moments:
         self._five = None
 
 
-class Fixed:
-    """Constant weights; 1 and 1 are the paper's baseline."""
-
-    def __init__(self, adv: float = 1.0, ibp: float = 1.0) -> None:
-        self._weights = Weights(adv, ibp, 0.0, "fixed", math.nan)
+class Memoryless:
+    """A weighting that keeps nothing from step to step."""
 
     def asks_fosc(self) -> bool:
         return False
-
-    def weights(self, fosc: Tensor | float = 0.0, c_t: float = 0.0) -> Weights:
-        return self._weights
 
     def update(self, gradients: Tensor) -> None:
         pass
@@ -146,6 +150,31 @@ class Fixed:
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         pass
+
+
+class Scheduled(Memoryless):
+    """kappa for the lower loss and 1 - kappa for the upper one, kappa going from `start` to `end` over the eps ramp."""
+
+    def __init__(self, start: float = 1.0, end: float = 0.5) -> None:
+        self.start, self.end = start, end
+
+    def weights(
+        self, fosc: Tensor | float = 0.0, c_t: float = 0.0, *, ramped: float = 1.0, gradients: Tensor | None = None
+    ) -> Weights:
+        kappa = self.start + (self.end - self.start) * ramped
+        return Weights(kappa, 1 - kappa, 0.0, "fixed", math.nan)
+
+
+class Fixed(Memoryless):
+    """Constant weights; 1 and 1 are the paper's baseline."""
+
+    def __init__(self, adv: float = 1.0, ibp: float = 1.0) -> None:
+        self._weights = Weights(adv, ibp, 0.0, "fixed", math.nan)
+
+    def weights(
+        self, fosc: Tensor | float = 0.0, c_t: float = 0.0, *, ramped: float = 1.0, gradients: Tensor | None = None
+    ) -> Weights:
+        return self._weights
 
 
 class FlatGradients:
@@ -221,7 +250,7 @@ def joint_backward(
     flat = FlatGradients(trainable)
     flat.take(0, lower, keep_graph=True)  # both losses may come from one forward pass
     flat.take(1, upper)
-    weights = weighting.weights(fosc, c_t)
+    weights = weighting.weights(fosc, c_t, gradients=flat.rows)
     combine(weights, flat.rows, upper.detach(), out=flat.final)
     flat.deliver()
     weighting.update(flat.rows)

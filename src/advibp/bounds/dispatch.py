@@ -111,8 +111,10 @@ class Value:
 class Rules(dict[Func, Callable[..., Any]]):
     """torch function, Tensor method or getter of a Tensor property -> rule(func, *args, **kwargs), for one kind of set.
 
-    In-place rules call `_become` of the set that is changed.
+    In-place rules call `_become` of the set that is changed. Watchers see every call before it is made.
     """
+
+    watchers: ClassVar[list[Callable[[Func, tuple[Any, ...], dict[str, Any]], None]]] = []
 
     def __init__(self, kind: type[Any]) -> None:
         super().__init__()
@@ -123,6 +125,8 @@ class Rules(dict[Func, Callable[..., Any]]):
         rule = self.get(func)
         if rule is None:
             unsupported(f"{name_of(func)} has no rule for a {self.name}")
+        for watch in self.watchers:
+            watch(func, args, kwargs)
         if kwargs.get("out") is not None:
             unsupported(f"{name_of(func)} cannot write a {self.name} to out=")
         if any(isinstance(arg, Value) and not isinstance(arg, self.kind) for arg in args):  # a method was called

@@ -1,4 +1,4 @@
-"""The command line: train, certify, attack, predict, data, nets, methods, recipes."""
+"""The command line: train, sweep, certify, attack, predict, data, nets, methods, recipes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from advibp.cli.certify import predict_options, run_attack, run_certify, run_opt
 from advibp.cli.console import Help, Parser
 from advibp.cli.data import data_options
 from advibp.cli.lists import methods_options, nets_options, recipes_options
+from advibp.cli.sweep import sweep_options
 from advibp.cli.train import train_options
 from advibp.errors import UserError
 from advibp.stopping import Stopped
@@ -54,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     add = commands.add_parser
     train_options(add("train", help="train a network into a folder", formatter_class=Help))
+    sweep_options(add("sweep", help="train and certify several runs, one table", formatter_class=Help))
     run_options(add("certify", help="verdict for every test image", formatter_class=Help), run_certify)
     run_options(add("attack", help="attack every test image", formatter_class=Help), run_attack)
     predict_options(add("predict", help="class of an image, and the largest eps at which it is proved"))

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from advibp.recipe import integer, number
+from advibp.options import integer, number
 
 OUT = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 

@@ -14,6 +14,7 @@ from advibp.cli.sources import load_data
 from advibp.display import Live
 from advibp.errors import UserError
 from advibp.folder import RunFolder
+from advibp.methods import METHODS, Method, method_at
 from advibp.recipe import Recipe, read
 from advibp.runs import first_net, train
 
@@ -28,8 +29,7 @@ def train_options(train_parser: argparse.ArgumentParser) -> None:
         "  advibp train mnist my_net.py:make --weights w.safetensors --eps 0.1 --out runs/mine\n"
         "  advibp train --resume --out runs/first                 and with --stages 2: layer-wise stages after it"
     )
-    train_parser.add_argument("data", nargs="?", help=_says("data"))
-    train_parser.add_argument("net", nargs="?", help=_says("net"))
+    recipe_options(train_parser)
     train_parser.add_argument(
         "--out", metavar="DIR", help="folder of the run; default: runs/ and a name made of the recipe"
     )
@@ -39,6 +39,13 @@ def train_options(train_parser: argparse.ArgumentParser) -> None:
     train_parser.add_argument(
         "--recipe", help="a shipped recipe (advibp recipes) or a YAML file; options given here win"
     )
+    train_parser.set_defaults(command=run_train)
+
+
+def recipe_options(parser: argparse.ArgumentParser) -> None:
+    """Data, network, and an option for every key of a recipe."""
+    parser.add_argument("data", nargs="?", help=_says("data"))
+    parser.add_argument("net", nargs="?", help=_says("net"))
     default = Recipe()
     for f in dataclasses.fields(Recipe):
         if f.name in ("data", "net", "published"):
@@ -47,8 +54,8 @@ def train_options(train_parser: argparse.ArgumentParser) -> None:
         shown = ",".join(map(str, shown)) if isinstance(shown, tuple) else "none" if shown is None else shown
         says = f"{f.metadata['says']} (default: {shown})".replace("%", "%%")
         names = dict.fromkeys([f"--{f.name.replace('_', '-')}", f"--{f.name}"])
-        train_parser.add_argument(*names, dest=f.name, help=says, metavar=f.name.split("_")[-1].upper())
-    train_parser.set_defaults(command=run_train, published=None)
+        parser.add_argument(*names, dest=f.name, help=says, metavar=f.name.split("_")[-1].upper())
+    parser.set_defaults(published=None)
 
 
 def _says(key: str) -> str:
@@ -68,7 +75,11 @@ def run_train(args: argparse.Namespace) -> None:
         recipe = Recipe.load(args.recipe, **given)
     if nets.is_own(recipe.net) and not args.net:  # a file may name a network, but only what the user types may run
         raise UserError(f"The recipe names a network of one's own; type DATA and NET too ({recipe.net}).")
-    out = Path(args.out or f"runs/{Path(recipe.data).stem}-{Path(recipe.net).stem}-{recipe.method}-eps{recipe.eps:g}")
+    method = _method(recipe, args.method)
+    out = Path(
+        args.out
+        or f"runs/{Path(recipe.data).stem}-{Path(recipe.net).stem}-{recipe.method.rpartition(':')[2]}-eps{recipe.eps:g}"
+    )
     if RunFolder(out).exists and not args.resume:
         raise UserError(f"{out} holds a run already; add --resume to continue it, or choose another --out.")
     data = load_data(recipe, recipe.data, recipe.limit)
@@ -80,11 +91,20 @@ def run_train(args: argparse.Namespace) -> None:
         soft_wrap=True,
     )
     OUT.print("std.err and verified: errors on the validation images, at eps_train\n", style="dim")
-    run = train(net, data, recipe=recipe, out=out, resume=args.resume, show=Live(OUT))
+    run = train(net, data, recipe=recipe, method=method, out=out, resume=args.resume, show=Live(OUT))
     own = f" --net {recipe.net}" if nets.is_own(recipe.net) else ""
     minutes = run.summary["seconds"] / 60
     told = f"\ntrained in {minutes:.1f} minutes; next: advibp certify {out} --eps {recipe.eps}{own}"
     OUT.print(told, markup=False, soft_wrap=True)
+
+
+def _method(recipe: Recipe, typed: str | None) -> Method | None:
+    """A method of one's own, of which a file may only tell the name: what runs is typed."""
+    if recipe.method in METHODS:
+        return None
+    if not typed:
+        raise UserError(f"The recipe names a method of one's own; type --method {recipe.method} too.")
+    return method_at(typed)
 
 
 def _and_stages(recipe: Recipe) -> str:

@@ -3,9 +3,10 @@
 from advibp.nets.building import build
 from advibp.nets.initial import Init, ibp_init
 from advibp.nets.layers import Normalize, Residual
-from advibp.nets.own import from_file, is_own
+from advibp.nets.own import from_file
 from advibp.nets.rows import Row, describe, summary
 from advibp.nets.structures import FC, PAPER, STRUCTURES, Conv, Res, grammar, is_known, parse
+from advibp.own import is_own
 
 __all__ = [
     "FC",

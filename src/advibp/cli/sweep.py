@@ -1,0 +1,95 @@
+"""advibp sweep"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Table
+
+from advibp import checkpoint
+from advibp.cli.console import OUT, count, fraction
+from advibp.cli.sources import load_data
+from advibp.cli.train import recipe_options
+from advibp.display import Display, Live
+from advibp.errors import UserError
+from advibp.methods import METHODS
+from advibp.recipe import Recipe
+from advibp.sweep import Examination, combined, markdown, sweep, table
+from advibp.verify import Attack
+from advibp.verify.provers import PROVERS
+
+
+def sweep_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Train and certify one run for every combination of values, into DIR, and print one table (DIR/table.md).\n"
+        "What is finished is not done again.\n\n"
+        "  advibp sweep mnist a --eps 0.1 --limit 10000 --minutes 5 --vary method=all --out runs/methods\n"
+        "  advibp sweep mnist a --eps 0.1 --vary weighting=moments,fixed,pcgrad,mgda --vary seed=0,1,2\n"
+        "  advibp sweep mnist a --eps 0.1 --one-by-one --vary beta1=0,0.9,0.999 --vary c_max=0,0.01,auto"
+    )
+    recipe_options(parser)
+    parser.add_argument(
+        "--vary",
+        action="append",
+        required=True,
+        metavar="KEY=V,V,...",
+        help="values of a recipe's key; may be given for several keys; method=all: every method",
+    )
+    parser.add_argument("--one-by-one", action="store_true", help="one key at a time instead of all combinations")
+    parser.add_argument("--minutes", type=float, help="most that a training may take: fewer epochs where needed")
+    parser.add_argument("--out", default="runs/sweep", metavar="DIR", help="folder of the runs (default: runs/sweep)")
+    parser.add_argument("--recipe", help="a shipped recipe or a YAML file; options given here win")
+    parser.add_argument("--test-eps", nargs="+", type=fraction, help="radii to certify at; default: --eps")
+    names = ", ".join(PROVERS)
+    parser.add_argument("--by", nargs="+", default=["ibp"], metavar="PROVER", help=f"who may prove: {names}")
+    parser.add_argument("--pgd-steps", type=count, default=40, help="steps of the attack on test images (default: 40)")
+    parser.add_argument("--sample", type=count, metavar="N", help="N test images, by chance")
+    parser.add_argument("--budget", type=float, metavar="SECONDS", help="of provers, per image")
+    parser.set_defaults(command=run_sweep)
+
+
+def run_sweep(args: argparse.Namespace) -> None:
+    given = {f.name: getattr(args, f.name) for f in dataclasses.fields(Recipe) if getattr(args, f.name) is not None}
+    vary = dict(_values(text) for text in args.vary)
+    base = Recipe.load(args.recipe, **given)
+    changes = combined(vary, one_by_one=args.one_by_one)
+    for change in changes:  # what has no meaning is found before hours are spent
+        Recipe.load(args.recipe, **{**given, **change})
+    if args.minutes is not None and not args.minutes > 0:
+        raise UserError(f"--minutes is {args.minutes:g}, but must be above 0.")
+    examination = Examination(
+        eps=tuple(args.test_eps or [base.eps]),
+        by=tuple(args.by),
+        attack=Attack(steps=args.pgd_steps),
+        sample=args.sample,
+        budget=args.budget,
+    )
+    data, out = load_data(base, base.data, base.limit), Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    numbers = iter(range(1, len(changes) + 1))
+
+    def show(name: str) -> Display:
+        OUT.print(f"[bold]{next(numbers)} of {len(changes)}: {escape(name)}[/]")
+        return Live(OUT)
+
+    seconds = 60 * args.minutes if args.minutes else None
+    found = table(sweep(given, changes, data, out, examination, seconds=seconds, show=show, recipe=args.recipe))
+    shown = Table(*found[0], title=escape(str(out)))
+    for row in found[1:]:
+        shown.add_row(*row)
+    OUT.print(shown)
+    checkpoint.write_atomically(out / "table.md", f"```sh\n{args.typed}\n```\n\n{markdown(found)}")
+    OUT.print(f"the same: {out / 'table.md'}", style="dim", markup=False, soft_wrap=True)
+
+
+def _values(text: str) -> tuple[str, list[str]]:
+    key, equals, values = text.partition("=")
+    key = key.strip().replace("-", "_")
+    if not equals or not values:
+        raise UserError(f"'{text}' varies nothing; write --vary KEY=VALUE,VALUE.")
+    if (key, values) == ("method", "all"):
+        return key, list(METHODS)
+    return key, [value.strip() for value in values.split(",")]
