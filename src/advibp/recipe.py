@@ -194,8 +194,9 @@ class Recipe:
     def suits(self, method: Method) -> None:
         """Refuse what has no meaning for a method, rather than let it pass without effect."""
         two = method.lower is not None and method.upper is not None
-        understood = {key for row in METHODS.values() for key in row.reads}
-        for key in understood - set(method.reads):
+        # Which keys an objective of one's own reads, only its author knows.
+        understood = {key for row in METHODS.values() for key in row.reads} if self.method in METHODS else set()
+        for key in sorted(understood - set(method.reads)):
             if getattr(self, key) != getattr(Recipe, key):
                 rows = [name for name, row in METHODS.items() if key in row.reads]
                 raise UserError(f"{key} has no meaning for {self.method}; leave it out, or train by {_or(rows)}.")

@@ -91,15 +91,14 @@ def latent_pgd(
     """PGD's loss in the image or, in a layer-wise stage, in the latent zonotope, and a term for the area between the
     lines around the ReLUs that follow, which makes the zonotope of the next stage small (COLT)."""
     found = pgd(net, x, y, eps, within, now)
-    if isinstance(net, LatentZonotope):
-        lower, upper = net.next_relu()
-    else:
-        with entering_relus() as entering:
-            net(Box.ball(x, eps, within))
-        if not entering:
-            return found
-        lower, upper = entering[0].lower, entering[0].upper
-    return found._replace(loss=found.loss + now.settings.regulariser * area(lower, upper))
+    bounds = net.next_relu() if isinstance(net, LatentZonotope) else _first_relu(net, Box.ball(x, eps, within))
+    return found._replace(loss=found.loss + now.settings.regulariser * area(*bounds)) if bounds else found
+
+
+def _first_relu(net: Any, box: Box) -> tuple[Tensor, Tensor] | None:
+    with entering_relus() as entering:
+        net(box)
+    return (entering[0].lower, entering[0].upper) if entering else None
 
 
 def area(lower: Tensor, upper: Tensor) -> Tensor:

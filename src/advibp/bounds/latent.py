@@ -5,15 +5,12 @@ forward pass in which the input is center + radius e_0 and the k-th ReLU an affi
 
     z  ->  lambda_k z + mu_k + mu_k e_k,      lambda = u / (u - l),  mu = -lambda l / 2   where l < 0 < u,
 
-and lambda = 1 or 0, mu = 0 where the sign of z is known. So to attack the zonotope is to attack a box, that of e:
+and lambda = 1 or 0, mu = 0 where the sign of z is known. So to attack the zonotope is to attack the box of its noise,
+as in `attacks.fgsm_random(latent, zeros, y, 1.0, within=None)` with zeros (B, latent.symbols).
 
-    latent = LatentZonotope(cut.before, cut.after, Box.ball(x, eps))
-    e = attacks.fgsm_random(latent, x.new_zeros(len(x), latent.symbols), y, 1.0, within=None)
-
-Only the bounds l, u = c -+ |G|_1 ask for G. They are estimated by Cauchy random projections: if the elements of C are
+Only the bounds l, u = c -+ |G|_1 ask for G. Cauchy random projections estimate them: if the elements of C are
 independent Cauchy variables then G C is, element by element, |G|_1 times another, whose absolute value has the median
-1. So m vectors of Cauchy noise take the same way as e = 0, in one batch, and at each ReLU the radius is the median of
-|z_j - z_0|. What the interval bounds exclude is cut off.
+1. So m such C pass along with e = 0, in one batch; a ReLU's radius is the median of |z_j - z_0|, in interval bounds.
 
 About half of these estimates are too small, and the network may then leave the set: it is for training and proves
 nothing. Certificates come from elsewhere. With projections=0 the interval bounds are used alone, and the set is sound.
@@ -21,7 +18,6 @@ nothing. Certificates come from elsewhere. With projections=0 the interval bound
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -37,8 +33,7 @@ from advibp.bounds.zonotope import RULES
 from advibp.errors import UserError
 from advibp.image_gradient import image
 
-# Zonotope's rules that lose nothing.
-_AFFINE = "convolution linear matmul batch_norm add sub rsub neg mul div positive pad join view same dropout metadata"
+_EXACT = "convolution linear matmul batch_norm add sub rsub neg mul div positive pad join view same dropout metadata"
 
 
 class LatentZonotope:
@@ -61,21 +56,16 @@ class LatentZonotope:
             self._hull: Box = _watched(before, box.clone())  # it may write to it
         self._shapes = [box.shape, *(z.shape for z in entering if isinstance(z, Box))]
         self.symbols = sum(shape[1:].numel() for shape in self._shapes)
-        self.bounds: list[tuple[Tensor, Tensor] | None] = [None] * len(entering)
+        self.bounds = [(z.lower, z.upper) if isinstance(z, Box) else None for z in entering]
         self._relus: list[Func | None] = [None] * len(entering)
-        relax = [partial(self._relax, k, z) if isinstance(z, Box) else None for k, z in enumerate(entering)]
-        # A recorded network takes batches of B alone, so the rows have an axis that it does not see.
-        together = [rows and partial(_Together.apply, rows) for rows in relax]
+        relax = [b and partial(_Together.apply, partial(self._relax, k, *b)) for k, b in enumerate(self.bounds)]
         x = torch.addcmul(box.center, box.radius, self._noise(box.shape))
-        self._rows = torch.vmap(partial(self._run, together))(x)  # (1 + m, B, ...): c, and c + G C
+        self._rows = torch.vmap(partial(self._run, relax))(x)  # (1 + m, B, ...): c, and c + G C
 
     def point(self, e: Tensor) -> Tensor:
         """The latent value c + G e, (B, ...), for e (B, n), which alone gets a gradient: weights are constants here."""
-        if e.shape != (len(self._box), self.symbols):
-            raise UserError(
-                f"the noise of this zonotope is {(len(self._box), self.symbols)}, not {tuple(e.shape)}; keep the "
-                f"images of the batch together, in attacks.pgd by stop_on_success=False."
-            )
+        if e.shape != (expected := (len(self._box), self.symbols)):
+            raise UserError(f"e must be {expected}, not {tuple(e.shape)}; in attacks.pgd set stop_on_success=False.")
         parts = e.split([shape[1:].numel() for shape in self._shapes], 1)
         noise = (part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True))
         x = torch.addcmul(self._box.center, self._box.radius, next(noise))
@@ -85,22 +75,25 @@ class LatentZonotope:
         """The network's output there."""
         return self._after(self.point(e))
 
-    def next_relu(self) -> tuple[Tensor, Tensor]:
-        """Such bounds (l, u) of what enters the first ReLU in `after`, with a gradient for the weights of `after`."""
+    def next_relu(self) -> tuple[Tensor, Tensor] | None:
+        """Such bounds (l, u) of what enters the first ReLU in `after`, if there is one, with a gradient for the weights
+        of `after`."""
         box = _watched(self._after, self._hull.clone(), until_relu=True)
-        if not self._projections:
-            return box.lower, box.upper
+        if box is None:
+            return None
         # As sets without a radius: from points BatchNorm in training would take statistics, here those of noise.
         enters = torch.vmap(lambda row: _watched(self._after, Box(row, 0.0), until_relu=True).center)
-        return _estimate(enters(self._rows), box)
+        return _estimate(enters(self._rows), box.lower, box.upper)
 
-    def _relax(self, k: int, box: Box, z: Tensor) -> Tensor:
-        """The k-th ReLU on rows z (1 + m, B, ...), relaxed by what they tell and by interval bounds."""
-        lower, upper = self.bounds[k] = _estimate(z, box)
+    def _relax(self, k: int, lower: Tensor, upper: Tensor, z: Tensor) -> Tensor:
+        """The k-th ReLU on rows z (1 + m, B, ...), relaxed over bounds that it tightens by what these tell."""
+        unknown = (lower < 0) & (upper > 0)  # elsewhere there is nothing to estimate, and medians take time
+        lower[unknown], upper[unknown] = _estimate(z[:, unknown], lower[unknown], upper[unknown])
         crossing = (lower < 0) & (upper > 0)
         slope = torch.where(crossing, upper / (upper - lower), (lower >= 0).to(z))
-        relu = self._relus[k] = partial(_relaxed, slope, torch.where(crossing, -slope * lower / 2, 0.0))
-        return relu(self._noise(box.shape), z)
+        shift = torch.where(crossing, -slope * lower / 2, 0.0)
+        relu = self._relus[k] = lambda noise, z: torch.addcmul(shift, z, slope).addcmul(shift, noise)
+        return relu(self._noise(lower.shape), z)
 
     def _noise(self, shape: torch.Size) -> Tensor:
         """(1 + m, 1, ...) for values (B, ...): zeros and m times Cauchy noise, the same for all images."""
@@ -108,20 +101,27 @@ class LatentZonotope:
         noise[1:].cauchy_(generator=self._generator).clamp_(-1e6, 1e6)  # a median minds no outlier, but infinity
         return noise
 
-    def _run(self, relus: Sequence[Func | None], x: Tensor) -> Tensor:
+    def _run(self, relus: list[Any], x: Tensor) -> Tensor:
         """`before`, with these in place of its ReLUs."""
         with exactly(x.device.type), _Replacing(relus) as replacing:
             latent: Tensor = self._before(x)
         if replacing.met != len(relus):
-            met = f"before the cut {len(relus)} ReLUs ran on a box, {replacing.met} on points"
-            raise UserError(f"{met}; let nothing but input and weights decide what the network computes.")
+            raise UserError(f"{len(relus)} ReLUs ran on a box, {replacing.met} on points; let both take the same way.")
         return latent
+
+
+def _estimate(z: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """Bounds within [lower, upper], (...) each, from the rows z (1 + m, ...): c, and c + G C."""
+    if len(z) == 1:
+        return lower, upper
+    radius = (z[1:] - z[0]).abs().kthvalue((len(z) + 1) // 2, 0).values  # of two in the middle the larger
+    return (z[0] - radius).clamp(lower, upper), (z[0] + radius).clamp(lower, upper)
 
 
 class _Replacing(TorchFunctionMode):
     """Under it the k-th ReLU that runs is relus[k], or itself where that is None, and parameters are constants."""
 
-    def __init__(self, relus: Sequence[Func | None]) -> None:
+    def __init__(self, relus: list[Any]) -> None:
         super().__init__()
         self.relus, self.met = relus, 0
 
@@ -137,11 +137,7 @@ class _Replacing(TorchFunctionMode):
 
 
 class _Together(torch.autograd.Function):
-    """Under vmap, a function of all rows (R, ...) at once, not of each."""
-
-    @staticmethod
-    def forward(rows: Func, z: Tensor) -> Tensor:
-        raise AssertionError("under vmap alone")
+    """A function of all rows (R, ...) under vmap, which spares recorded networks a batch other than their own B."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
@@ -151,33 +147,18 @@ class _Together(torch.autograd.Function):
         return rows(z.movedim(in_dims[1], 0)), 0
 
 
-def _relaxed(slope: Tensor, shift: Tensor, noise: Tensor, z: Tensor) -> Tensor:
-    """lambda z + mu + mu e."""
-    return torch.addcmul(shift, z, slope).addcmul(shift, noise)
-
-
-def _estimate(z: Tensor, box: Box) -> tuple[Tensor, Tensor]:
-    """Bounds (B, ...) within a box, from the rows z (1 + m, B, ...): c, and c + G C."""
-    lower, upper = box.lower, box.upper
-    if len(z) == 1:
-        return lower, upper
-    radius = (z[1:] - z[0]).abs().kthvalue((len(z) + 1) // 2, 0).values  # of two in the middle the larger
-    return (z[0] - radius).clamp(lower, upper), (z[0] + radius).clamp(lower, upper)
-
-
 class _Reached(Exception):
     """A ReLU; its input is the argument."""
 
 
 def _watched(net: Func, box: Box, until_relu: bool = False) -> Any:
-    """net(box), or what enters its first ReLU, without the rest; refuses what is neither affine nor a ReLU."""
+    """net(box), or what enters its first ReLU, without the rest; what has no exact rule is refused."""
 
     def watch(func: Func, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if func not in RELUS and getattr(RULES.get(func), "__name__", None) not in _AFFINE.split():
-            advice = "cut the network before it, or attack a latent box."
-            unsupported(f"{name_of(func)} is neither affine nor a ReLU, as a latent zonotope needs it", advice)
         if until_relu and func in RELUS:
             raise _Reached(args[0] if args else kwargs["input"])
+        if func not in RELUS and getattr(RULES.get(func), "__name__", None) not in _EXACT.split():
+            unsupported(f"{name_of(func)} is neither affine nor a ReLU", "cut the network before it for a zonotope.")
 
     Rules.watchers.append(watch)
     try:
@@ -186,6 +167,4 @@ def _watched(net: Func, box: Box, until_relu: bool = False) -> Any:
         return reached.args[0]
     finally:
         Rules.watchers.remove(watch)
-    if until_relu:
-        raise UserError("no ReLU comes after the cut; cut the network before its last one.")
-    return output
+    return None if until_relu else output

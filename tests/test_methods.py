@@ -1,0 +1,200 @@
+"""Table 1: what each row minimises, that every row resumes exactly, and that a row of one's own is one like them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from advibp import Box, Method, Recipe, UserError, attacks, nets, objectives, train
+from advibp.display import Silent
+from advibp.methods import METHODS, WEIGHTINGS, method_at
+from advibp.randomness import mix, seed_everything
+from advibp.runs import Run
+from advibp.training import Training
+from advibp.weighting import Moments
+from test_runs import Stop, StopAt, ends_alike, halves
+
+SHORT: dict[str, Any] = {"epochs": 3, "batch_size": 20, "eps": 0.1, "ramp": 1, "stage_epochs": 1, "attack_steps": 2}
+MINE = Method(name="mine", says="PGD and IBP", lower=objectives.pgd, upper=objectives.ibp, weighting="moments")
+
+
+def recipe_of(method: str, **options: Any) -> Recipe:
+    row = METHODS[method]
+    short = {key: value for key, value in SHORT.items() if key != "attack_steps" or key in row.reads}
+    warm_up = {"warmup_natural": 0, "warmup_adversarial": 0}
+    return Recipe.load(**{"data": "halves", "net": "FC", "method": method, **short, **warm_up, **options})
+
+
+def trained(out: Path | None, recipe: Recipe, show: Silent | None = None, **options: Any) -> Run:
+    net = nets.build("Conv 3 2x2+1, FC 8", (1, 4, 4), 2, seed=3)
+    return train(net, halves(), recipe=recipe, out=out, show=show or Silent(), **options)
+
+
+def test_the_table_reads_as_the_paper_prints_it() -> None:
+    """Rows by the names the paper's readers know, and its check marks."""
+    first = ["standard", "fgsm", "rs-fgsm", "pgd", "colt", "diffai", "mip", "crown-ibp", "ibp", "shi-ibp"]
+    assert list(METHODS) == [*first, "fixed", "advibp", "advcrown-ibp"]
+    empirical = {name for name, row in METHODS.items() if row.properties.empirical}
+    provable = {name for name, row in METHODS.items() if row.properties.provable}
+    assert {"fgsm", "rs-fgsm", "pgd", "colt", "advibp"} <= empirical
+    assert not {"standard", "diffai", "crown-ibp", "ibp"} & empirical
+    assert {"colt", "diffai", "crown-ibp", "ibp", "advibp"} <= provable
+    assert not {"standard", "fgsm", "rs-fgsm", "pgd"} & provable
+    assert METHODS["advibp"].properties.no_tuning
+    assert METHODS["ibp"].properties.no_tuning is METHODS["crown-ibp"].properties.no_tuning is False
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_row_resumes_exactly(method: str, tmp_path: Path) -> None:
+    recipe = recipe_of(method)
+    undisturbed = trained(None, recipe)
+    last = len(undisturbed.history)
+    for at in (StopAt(step=4), StopAt(epoch=last - 1)):
+        out = tmp_path / f"{at.at_step}-{at.at_epoch}"
+        with pytest.raises(Stop):
+            trained(out, recipe, at)
+        assert ends_alike(undisturbed, trained(out, recipe, resume=True))
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_every_weighting_resumes_exactly(weighting: str, tmp_path: Path) -> None:
+    recipe = recipe_of("advibp", weighting=weighting)
+    with pytest.raises(Stop):
+        trained(tmp_path / "run", recipe, StopAt(step=4))
+    resumed = trained(tmp_path / "run", recipe, resume=True)
+    assert ends_alike(trained(None, recipe), resumed)
+    assert "kappa_adv" in resumed.history[-1]
+
+
+def test_the_fixed_row_is_the_sum_of_two_losses() -> None:
+    """Against a loop of its own, ten lines that know nothing of methods, passes and weightings."""
+    training = Training(nets.build("FC 8", (1, 4, 4), 2, seed=1), halves(), recipe_of("fixed", clip=None, lr=0.01))
+    net = nets.build("FC 8", (1, 4, 4), 2, seed=1)
+    adam, step = torch.optim.Adam(net.parameters(), lr=0.01), 0
+    for epoch in range(3):
+        for x, y in training.feed.batches(epoch, 0, training.steps_per_epoch):
+            eps = 0.1 * min(1.0, step / training.steps_per_epoch)
+            seed_everything(mix(training.recipe.seed, 1, step), torch.device("cpu"))
+            adversarial = F.cross_entropy(net(attacks.fgsm_random(net, x, y, eps)), y)
+            abstract = F.cross_entropy(-net(Box.ball(x, eps)).lower_margins(y), y)
+            for group in adam.param_groups:  # linear to 0 from the end of the ramp on
+                group["lr"] = 0.01 * min(1.0, (3 - step / training.steps_per_epoch) / 2)
+            adam.zero_grad()
+            (adversarial + abstract).backward()
+            adam.step()
+            step += 1
+    while not training.finished:
+        list(training.run_epoch())
+    for ours, theirs in zip(training.net.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kappa", "end"), [(None, 0.5), (0.0, 0.0), (0.2, 0.2)])
+def test_scheduled_weights_go_from_the_regular_loss_to_kappa(kappa: float | None, end: float) -> None:
+    training = Training(nets.build("FC 8", (1, 4, 4), 2, seed=1), halves(), recipe_of("ibp", kappa=kappa, ramp=2))
+    steps = [step for _ in range(3) for step in training.run_epoch()]
+    found = [step.weights.adv for step in steps if step.weights]
+    assert found[0] == 1
+    assert found[-1] == pytest.approx(end)
+    assert found == sorted(found, reverse=True)
+    assert all(step.weights and step.weights.adv + step.weights.ibp == pytest.approx(1) for step in steps)
+
+
+@pytest.mark.parametrize("scope", ["all", "first", "last"])
+def test_the_scope_of_the_moments(scope: str) -> None:
+    training = Training(nets.build("FC 8", (1, 4, 4), 2, seed=1), halves(), recipe_of("advibp", scope=scope))
+    for _ in range(2):
+        list(training.run_epoch())
+    sizes = [p.numel() for p in training.net.parameters()]
+    assert isinstance(training.weighting, Moments)
+    assert training.weighting.m_hat is not None
+    assert training.weighting.m_hat.shape[1] == {"all": sum(sizes), "first": sizes[0], "last": sizes[-1]}[scope]
+
+
+# ------------------------------------------------------------------------------------ a row of one's own
+
+
+def test_a_method_of_ones_own_goes_where_a_name_does(tmp_path: Path) -> None:
+    options: dict[str, Any] = {**SHORT, "warmup_natural": 0, "warmup_adversarial": 0, "show": Silent()}
+
+    def run(out: Path | None = None, **more: Any) -> Run:
+        net = nets.build("FC 8", (1, 4, 4), 2, seed=3)
+        return train(net, halves(), method=MINE, out=out, **{**options, **more})
+
+    undisturbed = run()
+    assert undisturbed.recipe.method == "python:mine"
+    with pytest.raises(Stop):
+        run(tmp_path / "run", show=StopAt(step=4))
+    assert ends_alike(undisturbed, run(tmp_path / "run", resume=True))
+    with pytest.raises(UserError, match="one's own; pass it as `method`"):
+        train(nets.build("FC 8", (1, 4, 4), 2), halves(), out=tmp_path / "run", resume=True, recipe=undisturbed.recipe)
+
+
+def test_a_weighting_of_ones_own() -> None:
+    class Mine(Moments):
+        def weights(self, *args: Any, gradients: Tensor | None = None, **kwargs: Any) -> Any:
+            assert gradients is not None
+            assert gradients.shape[0] == 2
+            return super().weights(*args, **kwargs)
+
+    method = Method(says="mine", lower=objectives.regular, upper=objectives.ibp, weighting=Mine)
+    net = nets.build("FC 8", (1, 4, 4), 2)
+    assert train(net, halves(), method=method, show=Silent(), epochs=4, eps=0.1).history[-1]["kappa_ibp"] > 0
+
+
+def test_a_method_by_its_place_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from advibp import Method, objectives\n"
+        "BOTH = Method(says='both', lower=objectives.regular, upper=objectives.ibp)\n"
+        "number = 3\n"
+    )
+    assert method_at(f"{file}:BOTH").upper is objectives.ibp
+    with pytest.raises(UserError, match="did you mean BOTH"):
+        method_at(f"{file}:BOHT")
+    with pytest.raises(UserError, match="must hold an advibp"):
+        method_at(f"{file}:number")
+
+
+# ------------------------------------------------------------------------------------ what can't be
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "said"),
+    [
+        ("advibp", {"attack_steps": 3}, "attack_steps has no meaning for advibp; .* pgd"),
+        ("advibp", {"kappa": 0.5}, "kappa is for fixed and scheduled weights, not for moments"),
+        ("fixed", {"scope": "first"}, "scope is for weights from moments"),
+        ("shi-ibp", {"weighting": "moments"}, "weighting is for two losses, and shi-ibp has one"),
+        ("pgd", {"kappa": 0.5}, "kappa is for two losses"),
+        ("ibp", {"stages": 1}, "ibp has no layer-wise stages; .* colt, fixed, advibp or advcrown-ibp"),
+        ("ibp", {"domain": "deepz"}, "domain has no meaning for ibp; .* diffai"),
+    ],
+)
+def test_what_has_no_meaning_is_refused_with_a_reason(method: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        Recipe.load(method=method, **options)
+
+
+@pytest.mark.parametrize("method", ["crown-ibp", "advcrown-ibp", "colt", "diffai"])
+def test_rows_that_cannot_bound_batchnorm_say_so(method: str) -> None:
+    net = nets.build("FC 8 BN", (1, 4, 4), 2)
+    with pytest.raises(UserError, match=f"{method} can't bound BatchNorm in training"):
+        Training(net, halves(), recipe_of(method)).check()
+
+
+def test_boxes_bound_batchnorm_whatever_the_row() -> None:
+    net = nets.build("FC 8 BN", (1, 4, 4), 2)
+    Training(net, halves(), recipe_of("diffai", domain="box")).check()
+
+
+def test_a_method_is_made_of_something() -> None:
+    with pytest.raises(UserError, match="a lower objective, an upper one, or both"):
+        Method(says="nothing")
+    with pytest.raises(UserError, match="no weighting 'gowal'"):
+        Method(says="odd", lower=objectives.regular, upper=objectives.ibp, weighting="gowal")
