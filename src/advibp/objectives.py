@@ -32,7 +32,7 @@ class Settings:
     attack_steps: int = 8
     beta: float = 0.0  # share of CROWN-IBP that is left after the ramp
     domain: str = "box"  # box, hybrid or deepz
-    symbols: int = 16  # of a hybrid zonotope, at most
+    symbols: int = 8  # of a hybrid zonotope, at most
     regulariser: float = 0.0  # weight of what is added to the loss
 
 

@@ -86,9 +86,9 @@ class Recipe:
     attack_steps: int = _option(8, integer(1, 10_000), "pgd, mip, colt: steps of the attack in training")
     beta: float = _option(0.0, number(0, 1), "crown-ibp, advcrown-ibp: share of CROWN-IBP that is left after the ramp")
     domain: str = _option("box", one_of("box", "hybrid", "deepz"), "diffai: the sets of its abstract loss")
-    symbols: int = _option(16, integer(0, 100_000), "diffai: noise symbols of a hybrid zonotope")
+    symbols: int = _option(8, integer(0, 100_000), "diffai: noise symbols of a hybrid zonotope")
     regulariser: float = _option(0.0, number(0), "shi-ibp, mip, colt: weight of what is added to the loss")
-    projections: int = _option(32, integer(0, 100_000), "colt: random projections by which a zonotope is estimated")
+    projections: int = _option(16, integer(0, 100_000), "colt: random projections by which a zonotope is estimated")
     batch_size: int = _option(256, integer(1), "images per step")
     at_once: int = _option(
         0, integer(0), "images of a batch that are in memory at a time, 0: all; the weights are the same up to rounding"

@@ -258,7 +258,7 @@ def test_next_relu_has_a_gradient_for_the_weights(case: Case, projections: int) 
     here = loss(0.0)
     (gradient,) = torch.autograd.grad(here, weight)
     right, left = ((loss(t) - here).item() / t for t in (1e-6, -1e-6))
-    assume(right == pytest.approx(left, rel=1e-4, abs=1e-4))  # at a kink, as of a median, there is no one slope
+    assume(right == pytest.approx(left, rel=1e-4, abs=1e-4))  # at a kink there is no one slope
     assert (gradient * direction).sum().item() == pytest.approx(right, rel=1e-3, abs=1e-3)
 
 

@@ -9,8 +9,9 @@ and lambda = 1 or 0, mu = 0 where the sign of z is known. So to attack the zonot
 as in `attacks.fgsm_random(latent, zeros, y, 1.0, within=None)` with zeros (B, latent.symbols).
 
 Only the bounds l, u = c -+ |G|_1 ask for G. Cauchy random projections estimate them: if the elements of C are
-independent Cauchy variables then G C is, element by element, |G|_1 times another, whose absolute value has the median
-1. So m such C pass along with e = 0, in one batch; a ReLU's radius is the median of |z_j - z_0|, in interval bounds.
+independent Cauchy variables then G C is, element by element, |G|_1 times another, whose logarithm of the absolute value
+has the mean 0. So m such C pass along with e = 0, in one batch; a ReLU's radius is the geometric mean of |z_j - z_0|,
+in interval bounds.
 
 About half of these estimates are too small, and the network may then leave the set: it is for training and proves
 nothing. Certificates come from elsewhere. With projections=0 the interval bounds are used alone, and the set is sound.
@@ -18,6 +19,7 @@ nothing. Certificates come from elsewhere. With projections=0 the interval bound
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -87,7 +89,7 @@ class LatentZonotope:
 
     def _relax(self, k: int, lower: Tensor, upper: Tensor, z: Tensor) -> Tensor:
         """The k-th ReLU on rows z (1 + m, B, ...), relaxed over bounds that it tightens by what these tell."""
-        unknown = (lower < 0) & (upper > 0)  # elsewhere there is nothing to estimate, and medians take time
+        unknown = (lower < 0) & (upper > 0)  # elsewhere there is nothing to estimate
         lower[unknown], upper[unknown] = _estimate(z[:, unknown], lower[unknown], upper[unknown])
         crossing = (lower < 0) & (upper > 0)
         slope = torch.where(crossing, upper / (upper - lower), (lower >= 0).to(z))
@@ -98,7 +100,9 @@ class LatentZonotope:
     def _noise(self, shape: torch.Size) -> Tensor:
         """(1 + m, 1, ...) for values (B, ...): zeros and m times Cauchy noise, the same for all images."""
         noise = self._box.center.new_zeros(1 + self._projections, 1, *shape[1:])
-        noise[1:].cauchy_(generator=self._generator).clamp_(-1e6, 1e6)  # a median minds no outlier, but infinity
+        noise[1:].cauchy_(generator=self._generator).clamp_(
+            -1e6, 1e6
+        )  # few, and they matter little, but infinity would
         return noise
 
     def _run(self, relus: list[Any], x: Tensor) -> Tensor:
@@ -114,7 +118,11 @@ def _estimate(z: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     """Bounds within [lower, upper], (...) each, from the rows z (1 + m, ...): c, and c + G C."""
     if len(z) == 1:
         return lower, upper
-    radius = (z[1:] - z[0]).abs().kthvalue((len(z) + 1) // 2, 0).values  # of two in the middle the larger
+    projected, count = (z[1:] - z[0]).abs().clamp(min=1e-30), len(z) - 1
+    # The mean of a geometric mean of m is too large by 1 / cos(pi / 2m)^m. (The median is as precise, and ten times as
+    # slow.) With one projection there is no mean, and no correction.
+    correction = math.cos(math.pi / (2 * count)) ** count if count > 1 else 1.0
+    radius = correction * projected.log().mean(0).exp()
     return (z[0] - radius).clamp(lower, upper), (z[0] + radius).clamp(lower, upper)
 
 
