@@ -18,8 +18,10 @@ torch.set_num_threads(1)
 
 
 def problems(test: Callable[..., None]) -> Callable[..., None]:
-    """Random networks, images and radii; few, for the machine is shared."""
-    drawn = given(spec=st.sampled_from(SPECS), seed=st.integers(0, 10_000), eps=st.floats(0.0, 0.6))
+    """Random networks, images and radii; few, for the machine is shared. Radii are 0 or more than a rounding error:
+    the slope of a chord has no finite derivative over a range that is as short."""
+    radii = st.just(0.0) | st.floats(1e-9, 0.6)
+    drawn = given(spec=st.sampled_from(SPECS), seed=st.integers(0, 10_000), eps=radii)
     return settings(max_examples=25)(drawn(test))
 
 

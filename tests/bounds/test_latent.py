@@ -306,7 +306,7 @@ SPELLINGS: list[Callable[[Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("relu", SPELLINGS, ids=str)
+@pytest.mark.parametrize("relu", SPELLINGS)
 def test_all_spellings_of_relu(relu: Callable[[Any], Any]) -> None:
     conv, other, box = nn.Conv2d(2, 3, 3).double(), nn.Conv2d(3, 2, 2).double(), images(2, 5, 5)
     kept = box.center.clone(), box.radius.clone()

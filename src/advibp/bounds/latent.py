@@ -100,9 +100,7 @@ class LatentZonotope:
     def _noise(self, shape: torch.Size) -> Tensor:
         """(1 + m, 1, ...) for values (B, ...): zeros and m times Cauchy noise, the same for all images."""
         noise = self._box.center.new_zeros(1 + self._projections, 1, *shape[1:])
-        noise[1:].cauchy_(generator=self._generator).clamp_(
-            -1e6, 1e6
-        )  # few, and they matter little, but infinity would
+        noise[1:].cauchy_(generator=self._generator).clamp_(-1e6, 1e6)  # infinity would stay
         return noise
 
     def _run(self, relus: list[Any], x: Tensor) -> Tensor:
