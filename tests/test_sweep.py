@@ -16,7 +16,7 @@ from advibp.estimate import estimated_seconds, fitted
 from advibp.methods import METHODS
 from advibp.recipe import Recipe
 from advibp.runs import first_net
-from advibp.sweep import COLUMNS, Examination, combined, markdown, name_of, sweep, table
+from advibp.sweep import COLUMNS, Examination, Sweep, combined, markdown, name_of, sweep, table
 from advibp.verify import Attack
 from test_runs import Stop, StopAt, halves
 
@@ -32,8 +32,10 @@ BASE: dict[str, Any] = {
 LOOK = Examination(eps=(0.05, 0.1), by=("ibp", "crown"), attack=Attack(steps=3))
 
 
-def run(out: Path, changes: list[dict[str, Any]], shown: Silent | None = None) -> list[dict[str, Any]]:
-    return sweep(BASE, changes, halves(), out, LOOK, show=lambda name: shown or Silent())
+def run(out: Path, changes: list[dict[str, Any]], shown: Silent | None = None, **more: Any) -> list[dict[str, Any]]:
+    data = halves()
+    settings = Sweep(out=out, load=lambda recipe: data, examination=LOOK, show=lambda name: shown or Silent())
+    return sweep(settings, [(change, Recipe.load(**{**BASE, **more, **change})) for change in changes])
 
 
 @given(st.dictionaries(st.sampled_from(["lr", "seed", "eps"]), st.lists(st.integers(1, 9), min_size=1, max_size=3)))
@@ -72,9 +74,15 @@ def test_a_sweep_is_a_table_and_goes_on_where_it_stopped(tmp_path: Path) -> None
     assert run(tmp_path, changes) == rows
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("model.safetensors")} == times  # nothing trained again
     head, *body = table(rows)
-    assert head == ["method", "seed", "eps", *COLUMNS]
+    assert head == ["method", "seed", "test eps", *COLUMNS]
     assert len(body) == 8
     assert markdown(table(rows)).count("\n") == 10
+
+
+def test_a_run_with_other_options_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    run(tmp_path, [{"seed": 0}])
+    (row,) = run(tmp_path, [{"seed": 0}], lr=0.1)
+    assert "was started with lr = 0.002, not 0.1" in row["failed"]
 
 
 def test_a_run_that_fails_has_a_row_that_says_why(tmp_path: Path) -> None:
@@ -113,4 +121,31 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     ):
         assert cli.main(["sweep", "mnist", "FC 8", "--vary", bad]) == 2
         assert why in capsys.readouterr().err
-    assert cli.main(["sweep", "mnist", "FC 8", "--vary", "seed=1", "--minutes", "0"]) == 2
+    for more in (["--minutes", "0"], ["--by", "nobody"], ["--test-eps", "7"], ["--vary", "seed=2"]):
+        assert cli.main(["sweep", "mnist", "FC 8", "--vary", "seed=1", *more]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_what_is_varied_is_what_is_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data too; and methods and networks of one's own."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "from advibp import Method, objectives\n"
+        "BOTH = Method(says='both', lower=objectives.regular, upper=objectives.ibp, recipe={'lr': 0.5})\n"
+        "def make():\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.ReLU(), nn.Linear(8, 10))\n"
+    )
+    common = (
+        "--epochs 2 --warmup-natural 0 --warmup-adversarial 0 --ramp 1 --sample 10 --pgd-steps 2 --threads 1 --eps 0.1"
+    )
+    words = ["sweep", "mnist", "mine.py:make", *common.split(), "--validation", "20"]
+    words += ["--vary", "limit=100,200", "--vary", "method=ibp,mine.py:BOTH", "--batch-size", "50"]
+    assert cli.main(words) == 0
+    rows = json.loads((tmp_path / "runs" / "sweep" / "sweep.json").read_text())["rows"]
+    assert [row["recipe"]["limit"] for row in rows] == [100, 100, 200, 200]
+    assert [row["recipe"]["lr"] for row in rows] == [0.002, 0.5, 0.002, 0.5]
+    steps = [json.loads(line)["steps"] for f in tmp_path.rglob("metrics.jsonl") for line in f.open()]
+    assert sorted(set(steps)) == [2, 4]
+    (tmp_path / "evil.yaml").write_text("data: mnist\nnet: mine.py:make\n")
+    assert cli.main(["sweep", "--recipe", "evil.yaml", "--vary", "seed=0"]) == 2

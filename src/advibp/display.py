@@ -116,7 +116,8 @@ def losses(step: Step) -> str:
 def epoch_line(m: dict[str, Any], epochs: float, left: str) -> str:
     """One finished epoch; a dash where its phase has no such number. Errors are those of the validation images."""
     shares = (
-        "/".join(f"{100 * m[f'branch_{b}']:3.0f}" for b in ("agree", "adv", "ibp")) + "%"
+        "/".join(f"{100 * m[f'branch_{b}']:3.0f}" for b in ("agree", "adv", "ibp", "conflict") if f"branch_{b}" in m)
+        + "%"
         if "branch_agree" in m
         else "-"
     )

@@ -43,10 +43,17 @@ def estimated_seconds(net: nn.Module, data: Data, recipe: Recipe, method: Method
     return total
 
 
+#: Epochs of a recipe; one that is a share of all epochs needs no change.
+SPANS = ("epochs", "stage_epochs", "warmup_natural", "warmup_adversarial", "warmup_adversarial_ramp", "ramp")
+
+
 def fitted(recipe: Recipe, seconds: float, estimated: float) -> Recipe:
     """The recipe with as many epochs, and epochs of stages, as fit into `seconds`; never with more than it has."""
     share = min(1.0, seconds / estimated)
     if share == 1:
         return recipe
-    fewer = {key: max(1.0, float(int(getattr(recipe, key) * share))) for key in ("epochs", "stage_epochs")}
-    return Recipe.of({**recipe.as_dict(), **fewer})
+    shorter = {key: getattr(recipe, key) for key in SPANS}
+    shorter = {key: value * share for key, value in shorter.items() if isinstance(value, float)}
+    for key in ("epochs", "stage_epochs"):  # whole ones, of one at least
+        shorter[key] = min(getattr(recipe, key), max(1.0, float(int(shorter[key]))))
+    return Recipe.of({**recipe.as_dict(), **shorter})

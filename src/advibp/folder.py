@@ -68,7 +68,8 @@ class RunFolder:
             ) from None
         if not isinstance(loaded, dict):
             raise UserError(f"{file} is damaged: it holds no recipe; restore it, or train again into another folder.")
-        return Recipe.of(loaded)
+        # What had another name once.
+        return Recipe.of({**loaded, "method": "rs-fgsm"} if loaded.get("method") == "fgsm-random" else loaded)
 
     def create(self, recipe: Recipe) -> None:
         if self.exists:
@@ -189,6 +190,11 @@ class RunFolder:
         if not {"input_shape", "classes"} <= facts.keys():
             raise UserError(f"{file} is no trained model of a run, but another file of advibp; train again.")
         return tensors, facts
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is something to go on from."""
+        return bool(checkpoint.newest(self.checkpoints)) or self.model.exists()
 
     @property
     def finished(self) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 from advibp.schedules import PhaseName
 from advibp.weighting import Weights
 
-_BRANCHES = ("agree", "adv", "ibp")
+_BRANCHES = ("agree", "adv", "ibp", "conflict")
 
 
 class Step(NamedTuple):
@@ -85,6 +85,8 @@ class EpochMeans:
         state = self.state()
         weighed = self._branches.total()
         shares = {f"branch_{b}": self._branches[b] / weighed for b in _BRANCHES} if weighed else {}
+        if not self._branches["conflict"]:  # of rules that put neither loss first
+            shares.pop("branch_conflict", None)
         return {
             **self._last,
             **{name: total / count for name, (total, count) in self._sums.items()},

@@ -41,6 +41,7 @@ class Method:
     recipe: Mapping[str, Any] = field(default_factory=dict)  # what a recipe says if the user does not
     reads: tuple[str, ...] = ()  # keys of a recipe that only some rows understand
     batchnorm: bool = True  # whether its bounds know BatchNorm in training
+    per_image: bool = True  # whether its losses are means over images that do not depend on each other
     verifier: str = "ibp"  # what it is trained to be proved by
     properties: Properties = Properties()
     needs: str = ""
@@ -48,8 +49,12 @@ class Method:
     def __post_init__(self) -> None:
         if self.lower is None and self.upper is None:
             raise UserError("A Method needs a lower objective, an upper one, or both.")
-        if isinstance(self.weighting, str) and self.weighting not in WEIGHTINGS:
+        if not all(objective is None or callable(objective) for objective in (self.lower, self.upper)):
+            raise UserError("The objectives of a Method are functions, such as advibp.objectives.ibp, not their names.")
+        if not callable(self.weighting) and self.weighting not in WEIGHTINGS:
             raise UserError(f"There is no weighting '{self.weighting}'; choose from {', '.join(WEIGHTINGS)}.")
+        if self.latent not in (None, "box", "zonotope") or (self.latent == "zonotope" and self.upper):
+            raise UserError("latent is None, 'box', or 'zonotope' for a Method without an upper objective.")
 
 
 #: How two losses are weighed: name -> from beta_1, beta_2, the moments' scope and kappa (None: not given).
@@ -104,6 +109,7 @@ METHODS: dict[str, Method] = {
         verifier="deepz",
         properties=Properties(efficient=False, empirical=True, provable=True),
         batchnorm=False,
+        per_image=False,
         needs="ReLUs alone, no BatchNorm in training; proofs by crown or deepz",
     ),
     "diffai": Method(
@@ -116,7 +122,8 @@ METHODS: dict[str, Method] = {
         verifier="deepz",
         properties=Properties(efficient=None, provable=True),
         batchnorm=False,
-        needs="memory for each symbol (at_once helps); zonotopes: no BatchNorm in training",
+        per_image=False,
+        needs="memory for each symbol; zonotopes: no BatchNorm in training",
     ),
     "mip": Method(
         says="adversarial loss, several steps, + ReLU stability + L1",
@@ -161,7 +168,9 @@ METHODS: dict[str, Method] = {
             "lr_factor": 0.2,
         },
         reads=("regulariser",),
+        per_image=False,
         properties=Properties(efficient=True, provable=True),
+        needs="ReLUs",
     ),
     "fixed": Method(
         says="adversarial + IBP loss, both weights 1: the paper's baseline",

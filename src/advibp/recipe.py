@@ -144,11 +144,20 @@ class Recipe:
     )
 
     @classmethod
-    def load(cls, source: str | Path | None = None, /, **changes: Any) -> Recipe:
+    def load(cls, source: str | Path | None = None, own: Method | None = None, /, **changes: Any) -> Recipe:
         """The defaults, changed by the method's own, by a recipe (a shipped one by name, or a YAML file), and by
-        `changes`."""
+        `changes`; `own` is a method that these can only name."""
         given = {**(read(source) if source else {}), **changes}
-        return cls.of({**defaults_of(str(given.get("method", cls.method))), **given})
+        defaults = own.recipe if own else defaults_of(str(given.get("method", cls.method)))
+        return cls.of({**defaults, **given})
+
+    def changed(self, own: Method | None = None, /, **changes: Any) -> Recipe:
+        """With `changes`. Another method brings its own defaults in place of this one's."""
+        if changes.get("method", self.method) == self.method:
+            return Recipe.of({**self.as_dict(), **changes})
+        before = Recipe.load(method=self.method).as_dict()
+        kept = {key: value for key, value in self.as_dict().items() if value != before[key]}
+        return Recipe.load(None, own, **{**kept, **changes})
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any]) -> Recipe:
@@ -214,7 +223,7 @@ class Recipe:
 
     def command(self) -> str:
         """The command that makes this run: what differs from the defaults, spelled out."""
-        default = Recipe.load(data=self.data, net=self.net, method=self.method)
+        default = Recipe.load(data=self.data, net=self.net, method=self.method)  # (of one's own: all of it is said)
         changed = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != getattr(default, f.name)]
         changed = ["method"] * (self.method != Recipe.method) + changed
         options = [f"--{k.replace('_', '-')} {_shown(getattr(self, k))}" for k in changed if k != "published"]

@@ -15,14 +15,14 @@ from torch import Tensor
 from advibp.attacks import Range
 from advibp.bounds import Box
 from advibp.bounds.entering import entering_relus
-from advibp.bounds.latent import LatentZonotope
+from advibp.bounds.latent import LatentZonotope, entering_first_relu
 from advibp.objectives import AT_THE_END, PIXELS, Evaluation, Now, costs, margin_loss, pgd
 
 #: Up to where a layer may be less tight, or less balanced, than the input before it is penalised (Shi et al. 2021).
 TOLERANCE = 0.5
 
 
-@costs(6)
+@costs(lambda now, _: 6 if now.ramped == 1 else 8)
 def shi_ibp(
     net: Any, x: Tensor, y: Tensor, eps: float | Tensor, within: Range = PIXELS, now: Now = AT_THE_END
 ) -> Evaluation:
@@ -84,21 +84,19 @@ def instability(entering: Sequence[Box]) -> Tensor:
     return -torch.stack([torch.tanh(1 + box.lower * box.upper).sum() / len(box) for box in entering]).sum()
 
 
-@costs(lambda now, _: 3 + 2 * now.settings.attack_steps + 6)
+@costs(lambda now, _: 5 + 2 * now.settings.attack_steps + (3 * (1 + now.settings.projections) if now.latent else 0))
 def latent_pgd(
     net: Any, x: Tensor, y: Tensor, eps: float | Tensor, within: Range = PIXELS, now: Now = AT_THE_END
 ) -> Evaluation:
     """PGD's loss in the image or, in a layer-wise stage, in the latent zonotope, and a term for the area between the
     lines around the ReLUs that follow, which makes the zonotope of the next stage small (COLT)."""
     found = pgd(net, x, y, eps, within, now)
-    bounds = net.next_relu() if isinstance(net, LatentZonotope) else _first_relu(net, Box.ball(x, eps, within))
+    if isinstance(net, LatentZonotope):
+        bounds = net.next_relu()
+    else:
+        box = entering_first_relu(net, Box.ball(x, eps, within))
+        bounds = None if box is None else (box.lower, box.upper)
     return found._replace(loss=found.loss + now.settings.regulariser * area(*bounds)) if bounds else found
-
-
-def _first_relu(net: Any, box: Box) -> tuple[Tensor, Tensor] | None:
-    with entering_relus() as entering:
-        net(box)
-    return (entering[0].lower, entering[0].upper) if entering else None
 
 
 def area(lower: Tensor, upper: Tensor) -> Tensor:

@@ -67,13 +67,13 @@ def train(
     if own is not None:
         # A recipe of this method, from a folder or the command line, has its place in it; otherwise it has a name.
         place = recipe.method if isinstance(recipe, Recipe) and recipe.method not in METHODS else f"python:{own.name}"
-        options = {**({} if isinstance(recipe, Recipe) else own.recipe), "method": place, **options}
+        options = {"method": place, **options}
     elif method is not None:
         options["method"] = method
     if isinstance(recipe, Recipe):
-        recipe = Recipe.of({**recipe.as_dict(), **options})
+        recipe = recipe.changed(own, **options)
     else:
-        recipe = Recipe.load(recipe, **{"data": data.name, "net": type(net).__name__, **options})
+        recipe = Recipe.load(recipe, own, **{"data": data.name, "net": type(net).__name__, **options})
     folder = RunFolder(Path(out)) if out is not None else None
     goes_on = folder is not None and resume and folder.exists
     with StopRequest() as stop, untouched_global_state(), modes_kept(net), layout_kept(net), ExitStack() as held:
@@ -171,12 +171,12 @@ class _Keeper:
 
     def _how_to_go_on(self, path: Path) -> str:
         recipe = self.training.recipe
-        own = nets.is_own(recipe.net)
-        if not own and not nets.is_known(recipe.net):
+        if not _has_command(recipe):
             return f"advibp.train(..., out={str(path)!r}, resume=True)"
-        # A network of one's own runs only if it is typed.
-        named = [recipe.data, recipe.net] if own else []
-        return shlex.join(["advibp", "train", *named, "--resume", "--out", str(path)])
+        # What is one's own runs only if it is typed.
+        named = [recipe.data, recipe.net] if nets.is_own(recipe.net) else []
+        method = [] if recipe.method in METHODS else ["--method", recipe.method]
+        return shlex.join(["advibp", "train", *named, *method, "--resume", "--out", str(path)])
 
     def _keep_best(self, metrics: dict[str, Any]) -> None:
         settled = metrics["phase"] in ("full", "latent")
@@ -203,6 +203,11 @@ class _Keeper:
             self.folder.save_stage(over // course.each, self.training.net, _model_facts(self.training))
 
 
+def _has_command(recipe: Recipe) -> bool:
+    """Whether a command line can name its network and its method."""
+    return (nets.is_known(recipe.net) or nets.is_own(recipe.net)) and not recipe.method.startswith("python:")
+
+
 def _model_facts(training: Training) -> dict[str, Any]:
     return {"input_shape": list(training.data.input_shape), "classes": training.data.classes}
 
@@ -217,7 +222,7 @@ def _finish(
     recipe = training.recipe
     last = {k: history[-1][k] for k in ("epoch", "standard_error", "verified_error")} if history else None
     summary = {
-        "command": recipe.command() if nets.is_known(recipe.net) or nets.is_own(recipe.net) else None,
+        "command": recipe.command() if _has_command(recipe) else None,
         "method": recipe.method,
         "net": recipe.net,
         "data": recipe.data,

@@ -92,10 +92,10 @@ class Stages:
         # A point of it is given by its noise, so the set that is attacked is the noise's.
         return Inputs(zonotope, box.center.new_zeros(len(box), zonotope.symbols), 1.0, None)
 
-    def check(self, stages: int, x: Tensor, eps: float) -> None:
-        """Find out now whether the latent sets of so many stages can be made."""
+    def latent(self, stages: int, x: Tensor, eps: float) -> Iterator[Inputs]:
+        """What so many stages will be trained on, to find out before whether that can be."""
         for cut in self._find_cuts(x)[0][:stages] if stages else []:
-            self._latent(cut, Box.ball(x, eps))
+            yield self._latent(cut, Box.ball(x, eps))
 
     def clean(self, x: Tensor) -> Tensor:
         """What the images themselves become there."""

@@ -48,4 +48,6 @@ def _torchjd() -> Any:
         from torchjd import aggregation
     except ImportError:
         raise UserError("This weighting needs TorchJD; install it with: pip install 'advibp[torchjd]'.") from None
+    if not hasattr(aggregation, "PCGradWeighting") or not hasattr(aggregation, "MGDAWeighting"):
+        raise UserError("This weighting needs a newer TorchJD; install it with: pip install -U torchjd.")
     return aggregation

@@ -5,23 +5,28 @@ A sweep is a folder of runs. What is finished is not done again, and a run that 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from advibp import checkpoint
 from advibp.data import Data
-from advibp.display import Display
+from advibp.display import Display, Silent
 from advibp.errors import UserError
-from advibp.estimate import estimated_seconds, fitted
+from advibp.estimate import SPANS, estimated_seconds, fitted
 from advibp.folder import RunFolder, hardware
+from advibp.methods import Method
 from advibp.recipe import Recipe
 from advibp.runs import first_net, open_run, train
-from advibp.verify import Attack, certify
+from advibp.verify import Attack, Certificate, certify
+from advibp.verify.certifying import check_eps
+from advibp.verify.provers import in_order
 
 Changes = dict[str, Any]
 #: Of a certification and the training before it, in percent and seconds.
@@ -32,11 +37,30 @@ COLUMNS = ("standard", "PGD", "verified (IBP)", "verified (best)", "epochs", "s/
 class Examination:
     """How each network of a sweep is judged."""
 
-    eps: tuple[float, ...]
+    eps: tuple[float, ...] = ()  # none: at the radius it was trained at
     by: tuple[str, ...] = ("ibp",)
     attack: Attack = Attack(steps=40)
     sample: int | None = None
     budget: float | None = None
+
+    def __post_init__(self) -> None:
+        in_order(self.by)
+        for eps in self.eps:
+            check_eps(eps)
+        if self.budget is not None and not 0 < self.budget < math.inf:
+            raise UserError(f"budget is {self.budget}, but must be a number of seconds above 0.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What its runs have in common."""
+
+    out: Path
+    load: Callable[[Recipe], Data]
+    examination: Examination = Examination()
+    seconds: float | None = None  # the most that a training may take
+    methods: Mapping[str, Method] = field(default_factory=dict)  # of one's own, by what the recipes call them
+    show: Callable[[str], Display] = lambda name: Silent()
 
 
 def combined(vary: Mapping[str, Sequence[Any]], *, one_by_one: bool = False) -> list[Changes]:
@@ -52,32 +76,22 @@ def name_of(changes: Changes) -> str:
     return re.sub(r"[^\w.,=%+-]+", "_", told)
 
 
-def sweep(
-    base: Mapping[str, Any],
-    changes: Sequence[Changes],
-    data: Data,
-    out: Path,
-    examination: Examination,
-    *,
-    seconds: float | None = None,
-    show: Callable[[str], Display],
-    recipe: str | None = None,
-) -> list[dict[str, Any]]:
-    """Train and certify one run for each of `changes`; `seconds` is the most that a training may take.
+def sweep(of: Sweep, recipes: Sequence[tuple[Changes, Recipe]]) -> list[dict[str, Any]]:
+    """Train and certify one run for each recipe, which is told by how it differs from the others.
 
     A run that can't be made has a row too, which says why.
     """
     rows = []
-    for change in changes:
+    for change, recipe in recipes:
         name = name_of(change)
         row: dict[str, Any] = {"name": name, "changes": change}
         try:
-            row |= _one(Recipe.load(recipe, **{**base, **change}), data, out / name, examination, seconds, show(name))
+            row |= _one(of, recipe, of.out / name, of.show(name))
         except UserError as error:
             row["failed"] = str(error)
         rows.append(row)
-        told = {"rows": rows, "examination": _told(examination), "hardware": hardware()}
-        checkpoint.write_atomically(out / "sweep.json", json.dumps(told, indent=1, default=str) + "\n")
+        told = {"rows": rows, "examination": _told(of.examination), "hardware": hardware()}
+        checkpoint.write_atomically(of.out / "sweep.json", json.dumps(told, indent=1, default=str) + "\n")
     return rows
 
 
@@ -85,26 +99,27 @@ def _told(examination: Examination) -> dict[str, Any]:
     return {**vars(examination), "attack": str(examination.attack)}
 
 
-def _one(
-    recipe: Recipe, data: Data, path: Path, examination: Examination, seconds: float | None, show: Display
-) -> dict[str, Any]:
-    folder = RunFolder(path)
-    if folder.exists:
-        recipe = folder.recipe()  # its epochs were settled when it began
-    elif seconds is not None:
-        recipe = fitted(recipe, seconds, estimated_seconds(first_net(recipe, data), data, recipe))
-    if not folder.finished:
-        net = first_net(recipe, data, weights=not folder.exists)
-        train(net, data, recipe=recipe, out=path, resume=True, show=show)
-    net, _ = open_run(path)
+def _one(of: Sweep, recipe: Recipe, path: Path, show: Display) -> dict[str, Any]:
+    folder, data, method, look = RunFolder(path), of.load(recipe), of.methods.get(recipe.method), of.examination
+    net = first_net(recipe, data, weights=not folder.begun)
+    if of.seconds is not None and folder.exists:  # its epochs were settled when it began
+        kept = folder.recipe()
+        recipe = dataclasses.replace(recipe, **{key: getattr(kept, key) for key in SPANS})
+    elif of.seconds is not None:
+        recipe = fitted(recipe, of.seconds, estimated_seconds(net, data, recipe, method))
+    if folder.finished:
+        folder.same_run(recipe)
+        open_run(path, net)
+    else:
+        train(net, data, recipe=recipe, method=method, out=path, resume=True, show=show)
     certificate = certify(
         net,
         data.test,
-        list(examination.eps),
-        by=examination.by,
-        attack=examination.attack,
-        budget=examination.budget,
-        sample=examination.sample,
+        list(look.eps or [recipe.eps]),
+        by=look.by,
+        attack=look.attack,
+        budget=look.budget,
+        sample=look.sample,
         out=path / "certify",
     )
     summary, history = folder.summary(), folder.history()
@@ -113,17 +128,17 @@ def _one(
         "epochs": len(history),
         "s/epoch": sum(epoch["seconds"] for epoch in history) / len(history),
         "minutes": summary["seconds"] / 60,
-        "percent": {f"{eps:g}": _percent(certificate, eps) for eps in certificate.eps},
+        "percent": {f"{eps:g}": _percent(certificate, eps, look.by) for eps in certificate.eps},
     }
 
 
-def _percent(certificate: Any, eps: float) -> dict[str, float]:
+def _percent(certificate: Certificate, eps: float, by: Sequence[str]) -> dict[str, float | None]:
     errors, records = certificate.errors(eps), [r for r in certificate.records if r.eps == eps]
     by_ibp = sum(r.verdict == "robust" and r.by == "ibp" for r in records)
     return {
         "standard": 100 * errors["standard_error"],
         "PGD": 100 * errors["pgd_error"],
-        "verified (IBP)": 100 * (1 - by_ibp / len(records)),
+        "verified (IBP)": 100 * (1 - by_ibp / len(records)) if "ibp" in by else None,
         "verified (best)": 100 * errors["verified_error"],
     }
 
@@ -137,9 +152,9 @@ def table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
         if "failed" in row:
             body.append([*first, "", row["failed"], *[""] * (len(COLUMNS) - 1)])
         for eps, percent in row.get("percent", {}).items():
-            measured = [f"{percent[name]:.2f}" for name in COLUMNS[:4]]
+            measured = ["-" if percent[name] is None else f"{percent[name]:.2f}" for name in COLUMNS[:4]]
             body.append([*first, eps, *measured, f"{row['epochs']}", f"{row['s/epoch']:.2f}", f"{row['minutes']:.1f}"])
-    return [[*keys, "eps", *COLUMNS], *body]
+    return [[*keys, "test eps", *COLUMNS], *body]
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from advibp import batchnorm, diagnosis, layout, objectives, recompute, schedules
+from advibp.bounds import Box
+from advibp.bounds.entering import entering_relus
 from advibp.data import Data
 from advibp.errors import UserError
 from advibp.feed import Feed
@@ -24,7 +26,7 @@ from advibp.objectives import Now, Objective, Settings, cost_of
 from advibp.passes import Passes
 from advibp.randomness import mix, seed_everything
 from advibp.recipe import Recipe
-from advibp.stages import Stages
+from advibp.stages import Inputs, Stages
 from advibp.verify import ibp
 from advibp.weighting import FlatGradients, Weighting, combine
 
@@ -59,6 +61,7 @@ class Training:
             domain=recipe.domain,
             symbols=recipe.symbols,
             regulariser=recipe.regulariser,
+            projections=recipe.projections,
         )
         projections = recipe.projections if self.method.latent == "zonotope" else None
         self.stages = Stages(self.net, projections)
@@ -103,12 +106,12 @@ class Training:
             work += max(0.0, end - begin) * per_epoch * cost
             begin = max(begin, end)
         latent = min(self.course.total - self.steps, self.course.stages * self.course.each)
-        return work + latent * self.cost()
+        return work + latent * self.cost(latent=True)
 
-    def cost(self, ramped: float = 1.0) -> float:
+    def cost(self, ramped: float = 1.0, latent: bool = False) -> float:
         """Forward-equivalents of a joint step."""
         lower, upper = self.method.lower, self.method.upper
-        now = Now(ramped=ramped, settings=self.settings)
+        now = Now(ramped=ramped, latent=latent, settings=self.settings)
         cost = sum(cost_of(objective, now, self.data.classes) for objective in (lower, upper))
         if self.trains_batchnorm and upper:  # the gradient also flows through the statistics
             if self.passes.captures_clean(lower, upper):
@@ -140,7 +143,10 @@ class Training:
         recipe = self.recipe
         named = recipe.weighting or self.method.weighting
         if not isinstance(named, str):
-            return named()
+            try:
+                return named()
+            except TypeError as error:
+                raise UserError(f"The method's weighting can't be made without arguments ({error}).") from None
         ends = {"first": slice(self.params[0].numel()), "last": slice(-self.params[-1].numel(), None)}
         kappa = self.method.kappa if recipe.kappa is None else recipe.kappa
         return WEIGHTINGS[named](recipe.beta1, recipe.beta2, ends.get(recipe.scope), kappa)
@@ -197,19 +203,44 @@ class Training:
             try:
                 ibp.errors(self.net, x, y, self.recipe.eps)  # what every epoch ends with, whatever the method
                 with self.stages.traceless(), batchnorm.step(self.net, self.trains_batchnorm) as statistics:
-                    if self.method.upper:
-                        if statistics:
-                            statistics.capture(self.net, x)
-                        now = Now(ramped=0.0, settings=self.settings)
-                        self.method.upper(self.net, x, y, self.recipe.eps, now=now)
-                    self.stages.check(self.course.stages, x, self.recipe.eps)
+                    if statistics:
+                        statistics.capture(self.net, x)
+                    self._try(Inputs(self.net, x, self.recipe.eps), y, Now(ramped=0.0, settings=self.settings))
+                    if "regulariser" in self.method.reads and self.recipe.regulariser:
+                        self._check_relus(x)
+                    for inputs in self.stages.latent(self.course.stages, x, self.recipe.eps):
+                        self._try(inputs, y, Now(latent=True, settings=self.settings))
             except UserError:
                 raise
             except Exception as error:
                 raise UserError(f"The network can't be run on a set of images: {error!r}") from error
 
+    def _try(self, inputs: Inputs, y: Tensor, now: Now) -> None:
+        """Each objective once: it may be one's own."""
+        for objective in (self.method.lower, self.method.upper):
+            if objective is not None:
+                found = objective(inputs.net, inputs.x, y, inputs.eps, inputs.within, now)
+                if not isinstance(found, objectives.Evaluation):
+                    kind = type(found).__name__
+                    raise UserError(f"An objective returned {kind}, but must return an objectives.Evaluation(loss).")
+
+    def _check_relus(self, x: Tensor) -> None:
+        with entering_relus() as entering:
+            self.net(Box.ball(x, self.recipe.eps))
+        if not entering:
+            raise UserError(
+                f"{self.recipe.method} adds a term for ReLUs, and the network has none; set regulariser to 0, or train "
+                f"by another method."
+            )
+
     def _check_memory_options(self) -> None:
         recipe = self.recipe
+        by_images = self.method.per_image or ("domain" in self.method.reads and recipe.domain != "hybrid")
+        if 0 < recipe.at_once < self.batch_size and not by_images:
+            raise UserError(
+                f"at_once can't keep the weights the same for {recipe.method}, whose loss depends on a whole batch; "
+                f"use a smaller batch_size."
+            )
         if self.trains_batchnorm and (recipe.recompute or 0 < recipe.at_once < self.batch_size):
             raise UserError(
                 "at_once and recompute can't keep the weights the same where BatchNorm is trained, as its statistics "
@@ -245,10 +276,12 @@ class Training:
 
         logs_fosc = self.steps % FOSC_EVERY == 0
         asks_fosc = logs_fosc or self.weighting.asks_fosc()
-        now = Now(ramped=eps / self.recipe.eps, wants_fosc=asks_fosc, settings=self.settings)
+        ramped = eps / self.recipe.eps
+        now = Now(ramped=ramped, wants_fosc=asks_fosc, latent=self.stage > 0, settings=self.settings)
         losses, weights = self.passes.run(lower, upper, x, y, eps, now), None
         if losses.lower is not None and losses.upper is not None:
-            fosc, rows = 0.0 if losses.fosc is None else losses.fosc, self.gradients.rows
+            # Where there is no attack, none is strong.
+            fosc, rows = math.inf if losses.fosc is None else losses.fosc, self.gradients.rows
             weights = self.weighting.weights(fosc, c_t, ramped=now.ramped, gradients=rows)
             combine(weights, self.gradients.rows, losses.upper, out=self.gradients.final)
             self.weighting.update(self.gradients.rows)

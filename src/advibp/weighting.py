@@ -242,6 +242,7 @@ def joint_backward(
     *,
     fosc: Tensor | float = 0.0,
     c_t: float = 0.0,
+    ramped: float = 1.0,
 ) -> Weights:
     """Instead of `loss.backward()`: two backward passes, Algorithm 1, and the combined gradient in every .grad."""
     trainable = [p for p in params if p.requires_grad]
@@ -250,7 +251,7 @@ def joint_backward(
     flat = FlatGradients(trainable)
     flat.take(0, lower, keep_graph=True)  # both losses may come from one forward pass
     flat.take(1, upper)
-    weights = weighting.weights(fosc, c_t, gradients=flat.rows)
+    weights = weighting.weights(fosc, c_t, ramped=ramped, gradients=flat.rows)
     combine(weights, flat.rows, upper.detach(), out=flat.final)
     flat.deliver()
     weighting.update(flat.rows)

@@ -24,7 +24,7 @@ from advibp.bounds.cut import Cut, cuts
 from advibp.bounds.dispatch import UnsupportedOperation
 from advibp.bounds.entering import RELUS, entering_relus
 from advibp.bounds.latent import LatentZonotope
-from advibp.bounds.zonotope_rules import _bent
+from advibp.bounds.zonotope_rules import _bent, _relaxed
 from advibp.errors import UserError
 
 KINDS = ("fc", "conv", "batchnorm", "residual")  # the last is recorded on a tape, and takes one batch size alone
@@ -73,7 +73,7 @@ class Explicit(TorchFunctionMode):
         assert ends is not None
         zonotope = args[0]
         self.entered.append(zonotope.clone())
-        relaxed = _bent(zonotope, *ends, 0.0)
+        relaxed = _relaxed(zonotope, *_bent(*ends, 0.0))
         return zonotope._become(relaxed) if func.__name__ == "relu_" or kwargs.get("inplace") else relaxed
 
 

@@ -153,6 +153,12 @@ class _Together(torch.autograd.Function):
         return rows(z.movedim(in_dims[1], 0)), 0
 
 
+def entering_first_relu(net: Func, box: Box) -> Box | None:
+    """What enters the first ReLU of a network that runs on a box, if it has one; the rest is not run."""
+    found: Box | None = _watched(net, box, until_relu=True)
+    return found
+
+
 class _Reached(Exception):
     """A ReLU; its input is the argument."""
 

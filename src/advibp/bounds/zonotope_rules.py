@@ -239,8 +239,9 @@ def _relaxed(input: Zonotope, slope: Tensor, shift: Tensor, error: Tensor) -> Zo
     return input._mapped(box, lambda g: g * slope)._widened(error)
 
 
-def _bent(input: Zonotope, lower: Tensor, upper: Tensor, negative_slope: float | Tensor) -> Zonotope:
-    """x for x >= 0, a x below, over [l, u] (B, ...), which may be tighter than the bounds of the input.
+def _bent(lower: Tensor, upper: Tensor, negative_slope: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x for x >= 0, a x below, over [l, u] (B, ...), which may be tighter than the bounds of the input, as slope, shift
+    and error for `_relaxed`.
 
     Where l < 0 < u the chord has the slope lambda = (u - a l) / (u - l) and the height h = -(1 - a) u l / (u - l) at 0,
     and f lies between it and its parallel through 0: f(x) = lambda x + h/2 +- |h|/2, whatever a. With a = 0 this is
@@ -251,7 +252,7 @@ def _bent(input: Zonotope, lower: Tensor, upper: Tensor, negative_slope: float |
     known = torch.where(lower >= 0, torch.ones_like(lower), negative_slope)
     slope = torch.where(crossing, (upper - negative_slope * lower) / width, known)
     height = torch.where(crossing, (negative_slope - 1) * upper * lower / width, 0.0)
-    return _relaxed(input, slope, height / 2, height.abs() / 2)
+    return slope, height / 2, height.abs() / 2
 
 
 @unary("relu")
@@ -264,13 +265,21 @@ def relu(func: Func, input: Zonotope) -> Zonotope:
             shapes = f"{tuple(given[0].shape)} and {tuple(given[1].shape)}"
             raise UserError(f"relu_bounds must return bounds of this ReLU's shape {tuple(input.shape)}, not {shapes}.")
         lower, upper = torch.maximum(lower, given[0]), torch.minimum(upper, given[1])
-    return _bent(input, lower, upper, 0.0)
+    slope, shift, error = _bent(lower, upper, 0.0)
+    if input.most_symbols is not None:
+        # Keeping a neuron's symbols, which after the ReLU carry slope |g|, costs `error`. Where that is more, [0, u] is
+        # the better set: a zonotope without symbols is a box, and no looser.
+        carried = slope * torch.linalg.vector_norm(input.generators, 1, 0)
+        cut = (error > 0) & (carried <= error)
+        slope, middle = torch.where(cut, 0.0, slope), upper / 2
+        shift, error = torch.where(cut, middle, shift), torch.where(cut, middle, error)
+    return _relaxed(input, slope, shift, error)
 
 
 @unary("leaky_relu")
 def leaky_relu(func: Func, input: Zonotope, negative_slope: float = 0.01) -> Zonotope:
     box = input.to_box()
-    return _bent(input, box.lower, box.upper, negative_slope)
+    return _relaxed(input, *_bent(box.lower, box.upper, negative_slope))
 
 
 @unary("prelu")

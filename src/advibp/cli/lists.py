@@ -55,7 +55,7 @@ def run_methods(args: argparse.Namespace) -> None:
     table = Table(
         *("method", "loss", "proved by", "efficient", "empirical", "provable", "no weights\nto tune", "cost", "needs"),
         title="Training methods, by the columns of the paper's Table 1",
-        caption="cost: of a step in forward passes, for 10 classes, during the ramp / after it; standard training: 3\n"
+        caption="cost: of a step in forward passes, for 10 classes, in the ramp / after it (colt: / in its stages)\n"
         "advibp methods NAME tells more; a Method of your own goes wherever a name does: --method file.py:NAME",
     )
     for name, method in METHODS.items():
@@ -71,8 +71,16 @@ def _mark(value: bool | None) -> str:
 
 def _cost(name: str) -> str:
     method, recipe = METHODS[name], Recipe.load(method=name)
-    settings = Settings(recipe.attack_steps, recipe.beta, recipe.domain, recipe.symbols, recipe.regulariser)
+    settings = Settings(
+        attack_steps=recipe.attack_steps,
+        beta=recipe.beta,
+        domain=recipe.domain,
+        symbols=recipe.symbols,
+        projections=recipe.projections,
+    )
     moments = [Now(ramped=ramped, settings=settings) for ramped in (0.5, 1.0)]
+    if recipe.stages:
+        moments.append(Now(latent=True, settings=settings))
     found = [f"{cost_of(method.lower, now) + cost_of(method.upper, now):g}" for now in moments]
     return " / ".join(dict.fromkeys(found))
 

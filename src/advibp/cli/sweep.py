@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 from pathlib import Path
 
 from rich.markup import escape
 from rich.table import Table
 
-from advibp import checkpoint
+from advibp import checkpoint, nets
 from advibp.cli.console import OUT, count, fraction
 from advibp.cli.sources import load_data
-from advibp.cli.train import recipe_options
+from advibp.cli.train import own_method, recipe_options
+from advibp.data import Data
 from advibp.display import Display, Live
 from advibp.errors import UserError
 from advibp.methods import METHODS
 from advibp.recipe import Recipe
-from advibp.sweep import Examination, combined, markdown, sweep, table
+from advibp.sweep import Examination, Sweep, combined, markdown, sweep, table
 from advibp.verify import Attack
 from advibp.verify.provers import PROVERS
 
@@ -42,7 +44,7 @@ def sweep_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, help="most that a training may take: fewer epochs where needed")
     parser.add_argument("--out", default="runs/sweep", metavar="DIR", help="folder of the runs (default: runs/sweep)")
     parser.add_argument("--recipe", help="a shipped recipe or a YAML file; options given here win")
-    parser.add_argument("--test-eps", nargs="+", type=fraction, help="radii to certify at; default: --eps")
+    parser.add_argument("--test-eps", nargs="+", type=fraction, help="radii to certify at; default: each run's eps")
     names = ", ".join(PROVERS)
     parser.add_argument("--by", nargs="+", default=["ibp"], metavar="PROVER", help=f"who may prove: {names}")
     parser.add_argument("--pgd-steps", type=count, default=40, help="steps of the attack on test images (default: 40)")
@@ -53,36 +55,74 @@ def sweep_options(parser: argparse.ArgumentParser) -> None:
 
 def run_sweep(args: argparse.Namespace) -> None:
     given = {f.name: getattr(args, f.name) for f in dataclasses.fields(Recipe) if getattr(args, f.name) is not None}
-    vary = dict(_values(text) for text in args.vary)
-    base = Recipe.load(args.recipe, **given)
-    changes = combined(vary, one_by_one=args.one_by_one)
-    for change in changes:  # what has no meaning is found before hours are spent
-        Recipe.load(args.recipe, **{**given, **change})
-    if args.minutes is not None and not args.minutes > 0:
+    vary = _varied(args.vary)
+    if args.minutes is not None and not 0 < args.minutes < math.inf:
         raise UserError(f"--minutes is {args.minutes:g}, but must be above 0.")
-    examination = Examination(
-        eps=tuple(args.test_eps or [base.eps]),
-        by=tuple(args.by),
-        attack=Attack(steps=args.pgd_steps),
-        sample=args.sample,
-        budget=args.budget,
-    )
-    data, out = load_data(base, base.data, base.limit), Path(args.out)
+    # Code of one's own runs only if it is typed; a method is loaded once.
+    typed = [str(name) for name in (args.method, *vary.get("method", [])) if name]
+    methods = {name: method for name in typed if (method := own_method(name)) is not None}
+    recipes = []
+    for change in combined(vary, one_by_one=args.one_by_one):  # what has no meaning is found before hours are spent
+        named = {**given, **change}
+        recipe = Recipe.load(args.recipe, methods.get(str(named.get("method"))), **named)
+        if nets.is_own(recipe.net) and "net" not in named:
+            raise UserError(f"The recipe names a network of one's own; type DATA and NET too ({recipe.net}).")
+        recipes.append((change, recipe))
+    out, numbers = Path(args.out), iter(range(1, len(recipes) + 1))
     out.mkdir(parents=True, exist_ok=True)
-    numbers = iter(range(1, len(changes) + 1))
 
     def show(name: str) -> Display:
-        OUT.print(f"[bold]{next(numbers)} of {len(changes)}: {escape(name)}[/]")
+        OUT.print(f"[bold]{next(numbers)} of {len(recipes)}: {escape(name)}[/]")
         return Live(OUT)
 
-    seconds = 60 * args.minutes if args.minutes else None
-    found = table(sweep(given, changes, data, out, examination, seconds=seconds, show=show, recipe=args.recipe))
+    rows = sweep(
+        Sweep(
+            out=out,
+            load=_Loaded(),
+            examination=Examination(
+                eps=tuple(args.test_eps or ()),
+                by=tuple(args.by),
+                attack=Attack(steps=args.pgd_steps),
+                sample=args.sample,
+                budget=args.budget,
+            ),
+            seconds=60 * args.minutes if args.minutes else None,
+            methods=methods,
+            show=show,
+        ),
+        recipes,
+    )
+    found = table(rows)
     shown = Table(*found[0], title=escape(str(out)))
     for row in found[1:]:
-        shown.add_row(*row)
+        shown.add_row(*map(escape, row))
     OUT.print(shown)
     checkpoint.write_atomically(out / "table.md", f"```sh\n{args.typed}\n```\n\n{markdown(found)}")
     OUT.print(f"the same: {out / 'table.md'}", style="dim", markup=False, soft_wrap=True)
+    if all("failed" in row for row in rows):
+        raise UserError("No run of the sweep could be made; the table says why.")
+
+
+class _Loaded:
+    """Data for each recipe, read once for all that ask for the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], Data] = {}
+
+    def __call__(self, recipe: Recipe) -> Data:
+        key = (recipe.data, recipe.limit, recipe.validation, recipe.size, recipe.data_root)
+        if key not in self._known:
+            self._known = {key: load_data(recipe, recipe.data, recipe.limit)}  # one at a time, for memory's sake
+        return self._known[key]
+
+
+def _varied(texts: list[str]) -> dict[str, list[str]]:
+    vary: dict[str, list[str]] = {}
+    for key, values in map(_values, texts):
+        if key in vary:
+            raise UserError(f"--vary {key} is given twice; write all its values behind one: {key}=V,V.")
+        vary[key] = values
+    return vary
 
 
 def _values(text: str) -> tuple[str, list[str]]:

@@ -64,18 +64,26 @@ def _says(key: str) -> str:
 
 def run_train(args: argparse.Namespace) -> None:
     given = {f.name: getattr(args, f.name) for f in dataclasses.fields(Recipe) if getattr(args, f.name) is not None}
+    method = own_method(args.method)
     if args.resume and args.out and RunFolder(Path(args.out)).exists:
         # The folder knows its recipe; what is said again must agree with it, which `train` checks.
         kept = RunFolder(Path(args.out)).recipe().as_dict()
-        recipe = Recipe.of({**kept, **(read(args.recipe) if args.recipe else {}), **given})
+        asked = {**kept, **(read(args.recipe) if args.recipe else {}), **given}
+        if asked["method"] != kept["method"]:
+            raise UserError(
+                f"{args.out} was started with method = {kept['method']}, not {asked['method']}; resume it without "
+                f"changing method, or train into another --out."
+            )
+        recipe = Recipe.of(asked)
     else:
         if args.resume and not (args.data or args.recipe):
             where = f"{args.out} holds no run" if args.out else "--resume needs --out"
             raise UserError(f"{where}; name the folder of a run, or give DATA and NET to start one.")
-        recipe = Recipe.load(args.recipe, **given)
+        recipe = Recipe.load(args.recipe, method, **given)
     if nets.is_own(recipe.net) and not args.net:  # a file may name a network, but only what the user types may run
         raise UserError(f"The recipe names a network of one's own; type DATA and NET too ({recipe.net}).")
-    method = _method(recipe, args.method)
+    if recipe.method not in METHODS and method is None:
+        raise UserError(f"The recipe names a method of one's own; type --method {recipe.method} too.")
     out = Path(
         args.out
         or f"runs/{Path(recipe.data).stem}-{Path(recipe.net).stem}-{recipe.method.rpartition(':')[2]}-eps{recipe.eps:g}"
@@ -83,7 +91,7 @@ def run_train(args: argparse.Namespace) -> None:
     if RunFolder(out).exists and not args.resume:
         raise UserError(f"{out} holds a run already; add --resume to continue it, or choose another --out.")
     data = load_data(recipe, recipe.data, recipe.limit)
-    net = first_net(recipe, data, weights=not RunFolder(out).exists)
+    net = first_net(recipe, data, weights=not RunFolder(out).begun)
     OUT.print(
         f"[bold]{recipe.method}[/] on {escape(data.name)} ({len(data.train):,} images), {escape(recipe.net)} "
         f"({sum(p.numel() for p in net.parameters()):,} parameters), eps {recipe.eps:g}, "
@@ -98,13 +106,9 @@ def run_train(args: argparse.Namespace) -> None:
     OUT.print(told, markup=False, soft_wrap=True)
 
 
-def _method(recipe: Recipe, typed: str | None) -> Method | None:
+def own_method(typed: str | None) -> Method | None:
     """A method of one's own, of which a file may only tell the name: what runs is typed."""
-    if recipe.method in METHODS:
-        return None
-    if not typed:
-        raise UserError(f"The recipe names a method of one's own; type --method {recipe.method} too.")
-    return method_at(typed)
+    return None if typed is None or typed in METHODS or ":" not in typed else method_at(typed)
 
 
 def _and_stages(recipe: Recipe) -> str:
