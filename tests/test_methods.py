@@ -198,3 +198,80 @@ def test_a_method_is_made_of_something() -> None:
         Method(says="nothing")
     with pytest.raises(UserError, match="no weighting 'gowal'"):
         Method(says="odd", lower=objectives.regular, upper=objectives.ibp, weighting="gowal")
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (lambda: Method(says="x", lower="ibp"), "functions, such as"),  # type: ignore[arg-type]
+        (lambda: Method(says="x", lower=objectives.pgd, latent="boxes"), "latent is None"),  # type: ignore[arg-type]
+        (lambda: Method(says="x", lower=objectives.pgd, upper=objectives.ibp, latent="zonotope"), "without an upper"),
+        (lambda: Method(says="x", lower=lambda net, x, y, *a: net(x).sum()), "returned Tensor"),
+        (
+            lambda: Method(says="x", lower=objectives.pgd, upper=objectives.ibp, weighting=lambda a: Moments(a)),
+            "without arguments",
+        ),
+    ],
+)
+def test_mistakes_in_a_method_of_ones_own(method: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        train(nets.build("FC 8", (1, 4, 4), 2), halves(), method=method(), show=Silent(), epochs=4, eps=0.1)
+
+
+def test_terms_for_relus_need_some() -> None:
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    for method in ("mip", "shi-ibp"):
+        with pytest.raises(UserError, match="adds a term for ReLUs"):
+            Training(net, halves(), recipe_of(method)).check()
+        Training(net, halves(), recipe_of(method, regulariser=0)).check()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_parts_of_a_batch_are_refused_where_they_would_matter(method: str) -> None:
+    training = Training(nets.build("FC 8", (1, 4, 4), 2), halves(), recipe_of(method, at_once=7))
+    if METHODS[method].per_image:
+        training.check()
+    else:
+        with pytest.raises(UserError, match="depends on a whole batch"):
+            training.check()
+
+
+def test_what_stages_can_not_do_is_found_before_they_begin() -> None:
+    """A zonotope that meets max pooling behind its cut, and linear bounds of what has been recorded."""
+    net = torch.nn.Sequential(
+        *(torch.nn.Conv2d(1, 2, 2), torch.nn.ReLU(), torch.nn.Conv2d(2, 2, 2), torch.nn.MaxPool2d(2)),
+        *(torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(2, 2)),
+    )
+    with pytest.raises(UserError, match="max_pool2d"):
+        Training(net, halves(), recipe_of("colt", stages=1)).check()
+
+
+# ------------------------------------------------------------------------------------ another method, another recipe
+
+
+def test_another_method_brings_its_own_defaults() -> None:
+    """And what was changed stays changed."""
+    start = Recipe.load(lr=0.123)
+    colt = start.changed(method="colt")
+    assert (colt.lr, colt.stages, colt.regulariser) == (0.123, "all", METHODS["colt"].recipe["regulariser"])
+    assert colt.changed(method="advibp") == start
+    assert start.changed(seed=3) == Recipe.load(lr=0.123, seed=3)
+
+
+def test_a_recipe_file_wins_over_a_method_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "f.yaml").write_text("lr: 0.001\nepochs: 4\n")
+    mine = Method(says="x", lower=objectives.regular, recipe={"lr": 0.5, "eps": 0.123})
+    run = train(nets.build("FC 8", (1, 4, 4), 2), halves(), recipe=tmp_path / "f.yaml", method=mine, show=Silent())
+    assert (run.recipe.lr, run.recipe.eps, run.recipe.epochs) == (0.001, 0.123, 4)
+
+
+def test_without_an_attack_none_is_strong() -> None:
+    """Moments on the regular loss: a conflict is decided for the bound, whatever c_max."""
+    training = Training(
+        nets.build("FC 8", (1, 4, 4), 2, seed=1),
+        halves(),
+        recipe_of("ibp", weighting="moments", c_max=9, eps=0.3, epochs=6),
+    )
+    branches = {step.weights.branch for _ in range(6) for step in training.run_epoch() if step.weights}
+    assert "adv" not in branches
+    assert "ibp" in branches

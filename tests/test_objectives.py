@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from advibp import Box, nets, objectives
+from advibp.objectives import Settings
 
 SPECS = ("FC 5", "FC 8, FC 6", "Conv 3 2x2+1, FC 6", "Conv 2 3x3+1, Conv 3 2x2+2")
 torch.set_num_threads(1)
@@ -140,3 +141,73 @@ def test_the_abstract_loss_is_the_margin_loss_of_the_box() -> None:
     margins = net(Box.ball(x, 0.2)).lower_margins(y)
     assert margins.gather(1, y[:, None]).abs().max() == 0
     assert objectives.ibp(net, x, y, 0.2).loss == objectives.margin_loss(margins, y)
+
+
+@problems
+def test_diffai_by_boxes_is_ibp_and_so_is_a_zonotope_without_symbols(spec: str, seed: int, eps: float) -> None:
+    """Values and gradients."""
+    net, x, y = problem(spec, seed)
+    params = list(net.parameters())
+    want = objectives.ibp(net, x, y, eps).loss
+    wanted = torch.autograd.grad(want, params, retain_graph=True)
+    for settings_of_it in (Settings(domain="box"), Settings(domain="hybrid", symbols=0)):
+        loss = objectives.abstract(net, x, y, eps, now=objectives.Now(settings=settings_of_it)).loss
+        torch.testing.assert_close(loss, want, rtol=1e-9, atol=1e-9)
+        for g, h in zip(torch.autograd.grad(loss, params), wanted, strict=True):
+            torch.testing.assert_close(g, h, rtol=1e-7, atol=1e-7)
+
+
+@problems
+def test_the_abstract_loss_of_every_domain_is_an_upper_bound(spec: str, seed: int, eps: float) -> None:
+    net, x, y = problem(spec, seed)
+    generator = torch.Generator().manual_seed(seed)
+    shifts = eps * (2 * torch.rand(50, *x.shape, generator=generator, dtype=x.dtype) - 1).sign()
+    worst = torch.stack([F.cross_entropy(net((x + s).clamp(0, 1)), y, reduction="none") for s in shifts]).amax(0)
+    for chosen in (Settings(domain="hybrid", symbols=5), Settings(domain="deepz")):
+        loss = objectives.abstract(net, x, y, eps, now=objectives.Now(settings=chosen)).loss
+        assert loss >= worst.mean() - 1e-9
+        assert all(g.isfinite().all() for g in torch.autograd.grad(loss, list(net.parameters())))
+
+
+@problems
+def test_a_little_of_crown_ibp_is_nearly_ibp(spec: str, seed: int, eps: float) -> None:
+    """The mix itself, and not the way around it at its end; a share that is left after the ramp stays."""
+    net, x, y = problem(spec, seed)
+    params = list(net.parameters())
+    want = objectives.ibp(net, x, y, eps).loss
+    for now in (objectives.Now(ramped=1 - 1e-9), objectives.Now(settings=Settings(beta=1e-9))):
+        loss = objectives.crown_ibp(net, x, y, eps, now=now).loss
+        torch.testing.assert_close(loss, want, rtol=1e-5, atol=1e-5)
+        for g, h in zip(
+            torch.autograd.grad(loss, params), torch.autograd.grad(want, params, retain_graph=True), strict=True
+        ):
+            torch.testing.assert_close(g, h, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("ramped", "beta", "share"), [(0, 0, 1), (0.5, 0, 0.5), (1, 0, 0), (1, 0.25, 0.25), (0.5, 1, 1)]
+)
+def test_the_share_of_crown_ibp(ramped: float, beta: float, share: float) -> None:
+    assert objectives.Now(ramped=ramped, settings=Settings(beta=beta)).beta == share
+
+
+@problems
+def test_every_attack_stays_in_the_set(spec: str, seed: int, eps: float) -> None:
+    net, x, y = problem(spec, seed)
+    now = objectives.Now(wants_fosc=True, settings=Settings(attack_steps=3))
+    for objective in (objectives.fgsm, objectives.adversarial, objectives.pgd):
+        loss, point = objective(net, x, y, eps, now=now)
+        assert point is not None
+        assert (point - x).abs().max() <= eps + 1e-12
+        assert 0 <= point.min() <= point.max() <= 1
+        torch.testing.assert_close(loss, F.cross_entropy(net(point), y))
+
+
+def test_costs_are_told_and_grow_with_what_is_asked() -> None:
+    cost, now = objectives.cost_of, objectives.Now
+    assert cost(None) == 0
+    assert cost(objectives.regular) < cost(objectives.adversarial) < cost(objectives.pgd)
+    assert cost(objectives.pgd, now(settings=Settings(attack_steps=1))) == cost(objectives.adversarial)
+    assert cost(objectives.crown_ibp) == cost(objectives.ibp) < cost(objectives.crown_ibp, now(ramped=0.5))
+    assert cost(objectives.crown_ibp, now(ramped=0.5), 2) < cost(objectives.crown_ibp, now(ramped=0.5), 20)
+    assert cost(lambda *args: None) == 3  # type: ignore[arg-type,return-value]
