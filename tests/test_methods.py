@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from advibp import Box, Method, Recipe, UserError, attacks, nets, objectives, train
+from advibp import Box, Method, Recipe, UserError, attacks, cli, nets, objectives, train
 from advibp.display import Silent
+from advibp.folder import RunFolder
 from advibp.methods import METHODS, WEIGHTINGS, method_at
 from advibp.randomness import mix, seed_everything
 from advibp.runs import Run
@@ -159,6 +160,38 @@ def test_a_method_by_its_place_in_a_file(tmp_path: Path) -> None:
         method_at(f"{file}:BOHT")
     with pytest.raises(UserError, match="must hold an advibp"):
         method_at(f"{file}:number")
+
+
+def test_a_method_by_its_place_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its defaults count, a folder alone can't make it run, and what is told to be typed goes on."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "from advibp import Method, objectives\n"
+        "recipe = {'warmup_adversarial': 0, 'lr': 0.01}\n"
+        "M = Method(says='m', lower=objectives.regular, upper=objectives.ibp, recipe=recipe)\n"
+    )
+    words = ["train", "mnist", "FC 8", "--method", "mine.py:M", "--limit", "200", "--validation", "20", "--epochs", "3"]
+    words += ["--eps", "0.1", "--batch-size", "50", "--threads", "1", "--out", "run"]
+    assert cli.main(words) == 0
+    recipe = RunFolder(tmp_path / "run").recipe()
+    assert (recipe.method, recipe.lr, recipe.warmup_adversarial, recipe.warmup_natural) == ("mine.py:M", 0.01, 0, 1)
+    assert "--method mine.py:M" in RunFolder(tmp_path / "run").summary()["command"]
+    assert cli.main(["certify", "run", "--eps", "0.1", "--limit", "5", "--steps", "2"]) == 0
+    capsys.readouterr()
+    assert cli.main(["train", "--resume", "--out", "run"]) == 2
+    assert "type --method mine.py:M too" in capsys.readouterr().err
+    assert cli.main(["train", "--resume", "--method", "mine.py:M", "--out", "run"]) == 0
+    assert cli.main(["train", "--resume", "--method", "ibp", "--out", "run"]) == 2
+    assert "was started with method = mine.py:M, not ibp" in capsys.readouterr().err
+
+
+def test_a_run_of_an_older_name_is_opened(tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", recipe_of("rs-fgsm"))
+    file = tmp_path / "run" / "recipe.yaml"
+    file.write_text(file.read_text().replace('"rs-fgsm"', '"fgsm-random"'))
+    assert RunFolder(tmp_path / "run").recipe() == run.recipe
 
 
 # ------------------------------------------------------------------------------------ what can't be
