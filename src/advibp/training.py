@@ -14,9 +14,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from advibp import batchnorm, diagnosis, layout, objectives, recompute, schedules
-from advibp.bounds import Box
-from advibp.bounds.entering import entering_relus
+from advibp import diagnosis, layout, objectives, preflight, schedules
 from advibp.data import Data
 from advibp.errors import UserError
 from advibp.feed import Feed
@@ -26,7 +24,7 @@ from advibp.objectives import Now, Objective, Settings, cost_of
 from advibp.passes import Passes
 from advibp.randomness import mix, seed_everything
 from advibp.recipe import Recipe
-from advibp.stages import Inputs, Stages
+from advibp.stages import Stages
 from advibp.verify import ibp
 from advibp.weighting import FlatGradients, Weighting, combine
 
@@ -177,80 +175,8 @@ class Training:
     # ------------------------------------------------------------------------------------------ one step
 
     def check(self) -> None:
-        """Find a network that can't be bounded, or data that do not fit it, before an epoch is spent."""
-        self._check_memory_options()
-        by_boxes = "domain" in self.method.reads and self.recipe.domain == "box"
-        if self.trains_batchnorm and not (self.method.batchnorm or by_boxes):
-            raise UserError(
-                f"{self.recipe.method} can't bound BatchNorm in training; use advibp, or call .eval() on the BatchNorm "
-                f"layers."
-            )
-        x, y = self.feed.example(2)
-        with torch.no_grad():
-            self.net.eval()
-            try:
-                logits = self.net(x)
-            except Exception as error:  # a network of one's own may raise anything
-                raise UserError(f"The network can't take images of shape {tuple(x.shape[1:])}: {error}") from error
-            if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < self.data.classes:
-                found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
-                raise UserError(
-                    f"The network returns {found} for two images, but (2, {self.data.classes}) was expected: one logit "
-                    f"per class."
-                )
-            if len(self.data.validation) == 0:
-                raise UserError("There are no validation images; hold some out: data.load(..., validation=1000).")
-            try:
-                ibp.errors(self.net, x, y, self.recipe.eps)  # what every epoch ends with, whatever the method
-                with self.stages.traceless(), batchnorm.step(self.net, self.trains_batchnorm) as statistics:
-                    if statistics:
-                        statistics.capture(self.net, x)
-                    self._try(Inputs(self.net, x, self.recipe.eps), y, Now(ramped=0.0, settings=self.settings))
-                    if "regulariser" in self.method.reads and self.recipe.regulariser:
-                        self._check_relus(x)
-                    for inputs in self.stages.latent(self.course.stages, x, self.recipe.eps):
-                        self._try(inputs, y, Now(latent=True, settings=self.settings))
-            except UserError:
-                raise
-            except Exception as error:
-                raise UserError(f"The network can't be run on a set of images: {error!r}") from error
-
-    def _try(self, inputs: Inputs, y: Tensor, now: Now) -> None:
-        """Each objective once: it may be one's own."""
-        for objective in (self.method.lower, self.method.upper):
-            if objective is not None:
-                found = objective(inputs.net, inputs.x, y, inputs.eps, inputs.within, now)
-                if not isinstance(found, objectives.Evaluation):
-                    kind = type(found).__name__
-                    raise UserError(f"An objective returned {kind}, but must return an objectives.Evaluation(loss).")
-
-    def _check_relus(self, x: Tensor) -> None:
-        with entering_relus() as entering:
-            self.net(Box.ball(x, self.recipe.eps))
-        if not entering:
-            raise UserError(
-                f"{self.recipe.method} adds a term for ReLUs, and the network has none; set regulariser to 0, or train "
-                f"by another method."
-            )
-
-    def _check_memory_options(self) -> None:
-        recipe = self.recipe
-        by_images = self.method.per_image or ("domain" in self.method.reads and recipe.domain != "hybrid")
-        if 0 < recipe.at_once < self.batch_size and not by_images:
-            raise UserError(
-                f"at_once can't keep the weights the same for {recipe.method}, whose loss depends on a whole batch; "
-                f"use a smaller batch_size."
-            )
-        if self.trains_batchnorm and (recipe.recompute or 0 < recipe.at_once < self.batch_size):
-            raise UserError(
-                "at_once and recompute can't keep the weights the same where BatchNorm is trained, as its statistics "
-                "are those of a whole batch; use a smaller batch_size, or call .eval() on the BatchNorm layers."
-            )
-        if recipe.recompute and not recompute.chains(self.net):
-            raise UserError(
-                "recompute works on an nn.Sequential with at least four layers that hold weights, and this network has "
-                "none; set at_once instead."
-            )
+        """Find what can't be trained before an epoch is spent."""
+        preflight.check(self)
 
     def run_epoch(self) -> Iterator[Step]:
         """The steps that are left of the current epoch."""
