@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from advibp import nets
@@ -53,10 +54,13 @@ def run_methods(args: argparse.Namespace) -> None:
         _show_method(args.name)
         return
     table = Table(
-        *("method", "loss", "proved by", "efficient", "empirical", "provable", "no weights\nto tune", "cost", "needs"),
+        *("method", "loss", "proved by", "E", "R", "P", "W", "cost", "needs"),
         title="Training methods, by the columns of the paper's Table 1",
-        caption="cost: of a step in forward passes, for 10 classes, in the ramp / after it (colt: / in its stages)\n"
-        "advibp methods NAME tells more; a Method of your own goes wherever a name does: --method file.py:NAME",
+        caption="E: efficient. R: robust against attacks. P: provably robust. W: no weights to tune.\n"
+        "cost: of a step in forward passes, for 10 classes, in the ramp / after it (colt: / in its stages).\n"
+        "advibp methods NAME tells more. A Method of your own goes wherever a name does: --method file.py:NAME",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
     )
     for name, method in METHODS.items():
         marks = [_mark(value) for value in method.properties]
@@ -66,7 +70,7 @@ def run_methods(args: argparse.Namespace) -> None:
 
 
 def _mark(value: bool | None) -> str:
-    return {True: "yes", False: "", None: "-"}[value]
+    return {True: "✓", False: "", None: "-"}[value]
 
 
 def _cost(name: str) -> str:
