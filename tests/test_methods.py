@@ -187,6 +187,23 @@ def test_a_method_by_its_place_on_the_command_line(
     assert "was started with method = mine.py:M, not ibp" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--method crown-ibp --beta 1", "--by ibp crown-ibp"),
+        ("--method mip", "--by ibp alpha-crown"),
+        ("", "--eps 0.1\n"),
+    ],
+)
+def test_the_next_command_names_the_verifier_it_was_trained_for(
+    options: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    short = "--limit 100 --validation 20 --epochs 3 --ramp 1 --eps 0.1 --batch-size 50 --threads 1 --out run"
+    assert cli.main(["train", "mnist", "FC 8", *short.split(), *options.split()]) == 0
+    assert said in capsys.readouterr().out
+
+
 def test_a_run_of_an_older_name_is_opened(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", recipe_of("rs-fgsm"))
     file = tmp_path / "run" / "recipe.yaml"
