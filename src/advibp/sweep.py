@@ -106,7 +106,8 @@ def _one(of: Sweep, recipe: Recipe, path: Path, show: Display) -> dict[str, Any]
         kept = folder.recipe()
         recipe = dataclasses.replace(recipe, **{key: getattr(kept, key) for key in SPANS})
     elif of.seconds is not None:
-        recipe = fitted(recipe, of.seconds, estimated_seconds(net, data, recipe, method))
+        # Each epoch ends with an evaluation, and the machine may get busier.
+        recipe = fitted(recipe, 0.9 * of.seconds, estimated_seconds(net, data, recipe, method))
     if folder.finished:
         folder.same_run(recipe)
         open_run(path, net)
