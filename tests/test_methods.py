@@ -204,11 +204,15 @@ def test_the_next_command_names_the_verifier_it_was_trained_for(
     assert said in capsys.readouterr().out
 
 
-def test_a_run_of_an_older_name_is_opened(tmp_path: Path) -> None:
-    run = trained(tmp_path / "run", recipe_of("rs-fgsm"))
+def test_a_run_of_an_older_version_is_opened(tmp_path: Path) -> None:
+    """With another name of the method, and another default of a key that it does not read."""
+    trained(tmp_path / "run", recipe_of("rs-fgsm"))
     file = tmp_path / "run" / "recipe.yaml"
-    file.write_text(file.read_text().replace('"rs-fgsm"', '"fgsm-random"'))
-    assert RunFolder(tmp_path / "run").recipe() == run.recipe
+    file.write_text(
+        file.read_text().replace('"rs-fgsm"', '"fgsm-random"').replace("projections: 16", "projections: 32")
+    )
+    recipe = RunFolder(tmp_path / "run").recipe()
+    assert (recipe.method, recipe.projections) == ("rs-fgsm", 32)
 
 
 # ------------------------------------------------------------------------------------ what can't be

@@ -149,12 +149,12 @@ class Recipe:
         `changes`; `own` is a method that these can only name."""
         given = {**(read(source) if source else {}), **changes}
         defaults = own.recipe if own else defaults_of(str(given.get("method", cls.method)))
-        return cls.of({**defaults, **given})
+        return cls.of({**defaults, **given})._understood(changes)
 
     def changed(self, own: Method | None = None, /, **changes: Any) -> Recipe:
         """With `changes`. Another method brings its own defaults in place of this one's."""
         if changes.get("method", self.method) == self.method:
-            return Recipe.of({**self.as_dict(), **changes})
+            return Recipe.of({**self.as_dict(), **changes})._understood(changes)
         before = Recipe.load(method=self.method).as_dict()
         kept = {key: value for key, value in self.as_dict().items() if value != before[key]}
         return Recipe.load(None, own, **{**kept, **changes})
@@ -177,6 +177,15 @@ class Recipe:
         if recipe.method in METHODS:
             recipe.suits(METHODS[recipe.method])
         return recipe
+
+    def _understood(self, changes: Mapping[str, Any]) -> Recipe:
+        """Refuse what was asked for and is read by other methods alone. A file may have it: it holds every key."""
+        if self.method in METHODS:
+            for key in changes:
+                rows = [name for name, row in METHODS.items() if key in row.reads]
+                if rows and self.method not in rows and getattr(self, key) != getattr(Recipe, key):
+                    raise UserError(f"{key} has no meaning for {self.method}; leave it out, or train by {_or(rows)}.")
+        return self
 
     def in_epochs(self, value: Span, of: float | None = None) -> float:
         """A span in epochs, a share being one of all epochs, or of those of a stage."""
@@ -203,12 +212,6 @@ class Recipe:
     def suits(self, method: Method) -> None:
         """Refuse what has no meaning for a method, rather than let it pass without effect."""
         two = method.lower is not None and method.upper is not None
-        # Which keys an objective of one's own reads, only its author knows.
-        understood = {key for row in METHODS.values() for key in row.reads} if self.method in METHODS else set()
-        for key in sorted(understood - set(method.reads)):
-            if getattr(self, key) != getattr(Recipe, key):
-                rows = [name for name, row in METHODS.items() if key in row.reads]
-                raise UserError(f"{key} has no meaning for {self.method}; leave it out, or train by {_or(rows)}.")
         if not two and (self.weighting is not None or self.kappa is not None):
             key = "weighting" if self.weighting is not None else "kappa"
             raise UserError(f"{key} is for two losses, and {self.method} has one; leave it out.")
