@@ -14,8 +14,9 @@ Bounds are computed in the usual floating-point arithmetic, as those of Box are.
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -31,7 +32,9 @@ from advibp.bounds.transpose import Rows, copied, is_affine, mixes, take_back
 from advibp.bounds.zonotope import Zonotope
 from advibp.errors import UserError
 
-Slopes = dict[int, Tensor]  # node -> slopes of its lower lines (R, ...)
+Slopes = dict[int, Tensor]  # activation -> a number for each of its neurons and each row (R, ...)
+#: Rows of A at the value of an activation -> those at what enters it, and constants (R,).
+Through = Callable[[int, Tensor], tuple[Tensor, Tensor]]
 
 SUPPORTED = (
     "linear bounds know convolutions, linear layers, BatchNorm in evaluation, pooling, sums, reshaping, ReLU, leaky "
@@ -123,6 +126,12 @@ class LinearBounds:
         taken._lines.clear()
         return taken
 
+    def where(self, boxes: dict[int, tuple[Tensor, Tensor]]) -> LinearBounds:
+        """The same for the part of the box of inputs in which values that enter activations lie in these boxes."""
+        part = copy.copy(self)
+        part.boxes, part._lines = self.boxes | boxes, {}
+        return part
+
     def refine(self) -> LinearBounds:
         """CROWN: tighter bounds for every neuron that the bounds so far leave unstable, from the first layer on."""
         users: dict[int, list[int]] = {}
@@ -132,13 +141,18 @@ class LinearBounds:
             bounds = self.boxes[entering]
             kinked = all(self.tape.nodes[index].func in KINKED for index in indices)
             wanted = crossing(*bounds) if kinked else torch.ones_like(bounds[0], dtype=torch.bool)
-            if bool(wanted.any()) and not self._exact(entering):
-                self.boxes[entering] = _intersected(bounds, self._bounds_of(entering, wanted))
-                for index in indices:
-                    self._lines.pop(index, None)
+            if bool(wanted.any()) and not self.exact(entering):
+                self.tighten(entering, *self._bounds_of(entering, wanted))
         return self
 
-    def _exact(self, index: int) -> bool:
+    def tighten(self, entering: int, lower: Tensor, upper: Tensor) -> None:
+        """Take note of bounds (B, ...) of what enters an activation, where they are tighter than those known."""
+        self.boxes[entering] = _intersected(self.boxes[entering], (lower, upper))
+        for index in self.activations:
+            if self._entering(index) == entering:
+                self._lines.pop(index, None)
+
+    def exact(self, index: int) -> bool:
         """Whether interval bounds of a value are exact: a chain leads to it in which one operation at most mixes."""
         way = [self.tape.nodes[i] for i in self.tape.needed(0, index) if self.tape.nodes[i].from_input]
         return sum(map(mixes, way)) <= 1 and all(self._uses(node) == 1 for node in way)
@@ -164,10 +178,19 @@ class LinearBounds:
 
     # ------------------------------------------------------------------------------------------ the way back
 
-    def lower(self, index: int, a: Tensor, image: Tensor | None = None, slopes: Slopes | None = None) -> Tensor:
+    def lower(
+        self,
+        index: int,
+        a: Tensor,
+        image: Tensor | None = None,
+        slopes: Slopes | None = None,
+        multipliers: Slopes | None = None,
+    ) -> Tensor:
         """Lower bounds (R,) of the rows of A (R, ...) at a node's value; `image` (R,) are their images in the batch.
 
-        Without `image` each image has the same number of rows, in order. `slopes` (R, ...) need `image`.
+        Without `image` each image has the same number of rows, in order. `slopes` (R, ...) of lower lines, by
+        activation, need `image`. So do `multipliers` (R, ...), which are added to the rows where they have passed an
+        activation: the bounds are then those of the rows plus this linear function of what enters it.
         """
         per_image = max(1, len(a) // len(self.box))
         size = self.at_once if image is not None else max(1, self.at_once // per_image) * per_image
@@ -175,12 +198,22 @@ class LinearBounds:
         for start in range(0, len(a), size):
             part = slice(start, start + size)
             whose: Tensor | slice = slice(start // per_image, (start + size) // per_image)
+            if image is not None:
+                whose = image[part]
             own = {i: s[part] for i, s in slopes.items()} if slopes else {}
+            added = {i: m[part] for i, m in multipliers.items()} if multipliers else {}
             with exactly(a.device.type):
-                ways.append(self._way_back(index, a[part], whose if image is None else image[part], own))
+                ways.append(self._lowest(*self.take_back(index, a[part], self.relaxed(whose, own, added)), whose))
         return torch.cat(ways) if ways else a.new_zeros(0)
 
-    def _way_back(self, index: int, a: Tensor, whose: Tensor | slice, slopes: Slopes) -> Tensor:
+    def _lowest(self, a: Tensor, constant: Tensor, whose: Tensor | slice) -> Tensor:
+        """The smallest values (R,) of linear functions of the input over the box."""
+        center, radius = self.box.center[whose].unsqueeze(1), self.box.radius[whose].unsqueeze(1)
+        a = a.view(len(center), -1, *center.shape[2:])
+        return constant + dot(a, center).flatten() - dot(a.abs(), radius).flatten()
+
+    def take_back(self, index: int, a: Tensor, through: Through) -> tuple[Tensor, Tensor]:
+        """Rows of A (R, ...) at a node's value -> A at the input and constants (R,). `through` passes activations."""
         pending: dict[int, Any] = {index: a}
         constant = a.new_zeros(len(a))
         for number in range(index, 0, -1):
@@ -188,16 +221,25 @@ class LinearBounds:
                 continue
             a, node = pending.pop(number), self.tape.nodes[number]
             if number in self.activations:
-                before, more = self._through(number, a, whose, slopes.get(number))
+                before, more = through(number, a)
                 found = {node.refs[0]: before}
             else:
                 found, more = self._through_affine(number, a)
             constant = constant + more
             for ref, before in found.items():
                 pending[ref] = _added(pending[ref], before) if ref in pending else before
-        center, radius = self.box.center[whose].unsqueeze(1), self.box.radius[whose].unsqueeze(1)
-        a = pending[0].view(len(center), -1, *center.shape[2:])
-        return constant + dot(a, center).flatten() - dot(a.abs(), radius).flatten()
+        return pending.get(0, self.box.center.new_zeros(len(a), *self.box.shape[1:])), constant
+
+    def relaxed(
+        self, whose: Tensor | slice, slopes: Slopes | None = None, multipliers: Slopes | None = None
+    ) -> Through:
+        """Past an activation by the line that is sound for the sign of a coefficient. `whose` are the rows' images."""
+
+        def through(number: int, a: Tensor) -> tuple[Tensor, Tensor]:
+            before, constant = self._through(number, a, whose, slopes.get(number) if slopes else None)
+            return before + multipliers[number] if multipliers and number in multipliers else before, constant
+
+        return through
 
     def _through_affine(self, number: int, a: Any) -> tuple[dict[int, Any], Tensor]:
         node = self.tape.nodes[number]

@@ -1,4 +1,4 @@
-"""The command line: train, sweep, certify, attack, predict, data, nets, methods, recipes."""
+"""The command line: train, sweep, certify, attack, predict, export, data, nets, methods, recipes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from advibp.allocator import keep_freed_memory
 from advibp.cli.certify import predict_options, run_attack, run_certify, run_options
 from advibp.cli.console import Help, Parser
 from advibp.cli.data import data_options
+from advibp.cli.export import export_options
 from advibp.cli.lists import methods_options, nets_options, recipes_options
 from advibp.cli.sweep import sweep_options
 from advibp.cli.train import train_options
@@ -20,12 +21,12 @@ from advibp.version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for a mistake of the user's; 130 for Ctrl-C, 143 for SIGTERM."""
+    """Exit code 0; 1 if a property found no answer in time; 2 for a user's mistake; 130 for Ctrl-C, 143 for SIGTERM."""
     args = parser().parse_args(argv)
     keep_freed_memory()
     args.typed = shlex.join(["advibp", *(sys.argv[1:] if argv is None else argv)])
     try:
-        args.command(args)
+        code: int | None = args.command(args)
     except UserError as error:
         return _complain(str(error))
     except OSError as error:
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nstopped; what is finished is kept: the same command goes on (train: with --resume).", file=sys.stderr)
         return 130
-    return 0
+    return code or 0
 
 
 def _complain(sentence: str) -> int:
@@ -59,6 +60,7 @@ def parser() -> argparse.ArgumentParser:
     run_options(add("certify", help="verdict for every test image", formatter_class=Help), run_certify)
     run_options(add("attack", help="attack every test image", formatter_class=Help), run_attack)
     predict_options(add("predict", help="class of an image, and the largest eps at which it is proved"))
+    export_options(add("export", help="a trained network as an ONNX file", formatter_class=Help))
     data_options(add("data", help="data sets: list, fetch, check, look at", formatter_class=Help))
     nets_options(add("nets", help="network structures with shapes and parameter counts"))
     methods_options(add("methods", help="training methods"))

@@ -17,6 +17,7 @@ from torch import nn
 
 from advibp import checkpoint, images
 from advibp.cli.console import OUT, count, fraction, stage_of
+from advibp.cli.property import property_options, run_property
 from advibp.cli.sources import Test, load_data, own_net
 from advibp.errors import UserError
 from advibp.folder import hardware
@@ -27,21 +28,33 @@ from advibp.training import resolve_device
 from advibp.verify import Attack, Certificate, certify, largest_proved_eps
 from advibp.verify.attacking import attack_all
 from advibp.verify.certifying import check_eps
-from advibp.verify.provers import PROVERS
+from advibp.verify.provers import COMPLETE, VERIFIERS, in_order
 from advibp.verify.radius import curve, radii
 
 
 def run_options(run_parser: argparse.ArgumentParser, command: Any) -> None:
-    run_parser.add_argument("run", help="folder of a finished run")
+    run_parser.add_argument("run", nargs="?" if command is run_certify else None, help="folder of a finished run")
     run_parser.add_argument(
         "--eps", nargs="+", type=fraction, help="radii, such as 0.1 0.2 or 8/255; default: the run's eps"
     )
     if command is run_certify:
-        names = ", ".join(PROVERS)
+        names = ", ".join(VERIFIERS)
         run_parser.add_argument(
-            "--by", nargs="+", default=["ibp"], metavar="PROVER", help=f"who may prove, asked cheapest first: {names}"
+            "--by", nargs="+", default=["ibp"], metavar="VERIFIER", help=f"who may prove, asked cheapest first: {names}"
         )
-        run_parser.add_argument("--budget", type=float, metavar="SECONDS", help="per image; then it is a timeout")
+        run_parser.add_argument(
+            "--complete",
+            action="store_const",
+            dest="by",
+            const=["complete"],
+            help="leave nothing open but for time: --by " + " ".join(COMPLETE),
+        )
+        run_parser.add_argument(
+            "--budget",
+            type=float,
+            metavar="SECONDS",
+            help="per image; then it is a timeout. Default: none; 60 with refinezono, bab or milp",
+        )
         run_parser.add_argument("--sample", type=count, metavar="N", help="N test images, by chance and --seed")
         run_parser.add_argument("--workers", type=count, default=1, help="processes, of one thread each")
         run_parser.add_argument(
@@ -68,6 +81,8 @@ def run_options(run_parser: argparse.ArgumentParser, command: Any) -> None:
     run_parser.add_argument("--seed", type=int, default=0, help="seed of the random starts, and of --sample")
     run_parser.add_argument("--threads", type=count, help="CPU threads")
     run_parser.add_argument("--device", default="auto")
+    if command is run_certify:
+        property_options(run_parser)
     run_parser.set_defaults(command=command)
 
 
@@ -79,13 +94,17 @@ def predict_options(predict: argparse.ArgumentParser) -> None:
     predict.set_defaults(command=run_predict)
 
 
-def run_certify(args: argparse.Namespace) -> None:
+def run_certify(args: argparse.Namespace) -> int:
+    if args.onnx or args.vnnlib:
+        return run_property(args)
+    if args.run is None:
+        raise UserError("certify what? Give the folder of a run, or --onnx NET --vnnlib PROPERTY.")
     net, recipe, test = _open(args)
     attack, eps = _attack(args), _radii(args.eps, recipe)
     out = Path(args.run) / ("certify" if args.stage is None else f"certify-stage-{args.stage}")
     if args.radius:
         _print_radii(net, test, attack, out, args)
-        return
+        return 0
     with Counting("certifying", OUT) as counting:
         certificate = certify(
             net,
@@ -103,10 +122,12 @@ def run_certify(args: argparse.Namespace) -> None:
     stage = "" if args.stage is None else f", stage {args.stage}"
     images = certificate.counts(certificate.eps[0]).total()
     OUT.print(_table(certificate, escape(f"{args.run}{stage}: {images} test images, {attack}")))
+    args.by = in_order(args.by)
     if len(args.by) > 1:
         OUT.print(_deciders(certificate))
     checkpoint.write_atomically(out / "summary.json", json.dumps(_summary(certificate, args, attack), indent=2) + "\n")
     OUT.print(f"records: {out / 'records.jsonl'}", style="dim", markup=False, soft_wrap=True)
+    return 0
 
 
 def run_attack(args: argparse.Namespace) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -21,7 +22,8 @@ from advibp import checkpoint
 from advibp.bounds import Box
 from advibp.errors import UserError
 from advibp.verify.attack import Attack
-from advibp.verify.provers import Proof
+from advibp.verify.provers import PROVERS, SEARCHES, Proof
+from advibp.verify.question import Question, doubled
 from advibp.verify.records import Record, Verdict
 
 #: Provers that cost less than an attack come before it.
@@ -61,50 +63,23 @@ class Cascade:
         return [*cheap, "attack", *(name for name in self.by if name not in _BEFORE_ATTACK)]
 
     def decide(self, x: Tensor, y: Tensor, indices: list[int], prints: list[str], eps: float) -> list[Record]:
-        """Records for a batch, stage by stage. `left` are the rows that nobody has decided yet."""
+        """Records for a batch, stage by stage; each gets the images that nobody has decided yet."""
         device = next(self.net.parameters()).device
-        x, y = x.to(device), y.to(device)
-        batch = _Batch(len(x))
-        left = torch.arange(len(x), device=device)
-
-        with batch.timed(left), torch.no_grad():
-            logits = self.net(x)
-            finite, right = logits.isfinite().all(1), logits.argmax(1) == y
-            check_labels(y, logits.shape[1])
-            batch.decide(left[~finite], "error", "clean")
-            batch.decide(left[finite & ~right], "misclassified", "clean")
-        left = left[finite & right]
-
-        proof: Proof | None = None
+        batch = _Batch(x.to(device), y.to(device), indices, eps)
+        predictions = self._look(batch)
         for stage in self.stages:
-            if len(left) == 0:
+            if len(batch.left) == 0:
                 break
-            with batch.timed(left):
-                if stage == "attack":
-                    chances = [chance(self.seed, indices[i], eps) for i in left.tolist()]
-                    attacked = self.attack(self.net, x[left], y[left], eps, generators=chances)
-                    over = attacked.broken
-                    batch.decide(left[over], "falsified", self.attack.kind)
-                    if self.folder and bool(over.any()):
-                        broken = left[over].tolist()
-                        batch.counterexamples |= _keep(self.folder, attacked.x_adv[over], broken, indices, eps)
-                else:
-                    with torch.no_grad():
-                        proof = proof or Proof(self.net, Box.ball(x[left], eps), y[left])
-                        margins = proof.ask(stage)
-                    over = margins > 0  # a NaN margin proves nothing
-                    batch.margin(left, margins)
-                    batch.decide(left[over], "robust", stage)
-            stay = ~over
+            if stage == "attack":
+                self._break(batch)
+            else:
+                self._prove(batch, stage)
+            if stage in SEARCHES and len(batch.left):
+                self._search(batch, stage)
             if stage not in (*_BEFORE_ATTACK, self.stages[-1]):  # an image is attacked whatever its budget
-                late = stay & (batch.seconds[left.cpu()] > self.budget).to(device)
-                batch.decide(left[late], "timeout", None)
-                stay = stay & ~late
-            if proof is not None and not bool(stay.all()):
-                with torch.no_grad():
-                    proof = proof.take(torch.nonzero(stay).flatten())
-            left = left[stay]
-        labels, predictions = y.tolist(), logits.argmax(1).tolist()
+                late = batch.seconds[batch.left.cpu()] > self.budget
+                batch.decide(late.to(device), "timeout", None)
+        labels = batch.y.tolist()
         return [
             Record(
                 index=index,
@@ -124,6 +99,70 @@ class Cascade:
             for i, index in enumerate(indices)
         ]
 
+    @torch.no_grad()
+    def _look(self, batch: _Batch) -> list[int]:
+        """The classes that the network predicts; what is wrong without any change is over."""
+        with batch.timed():
+            logits = self.net(batch.x)
+            finite, right = logits.isfinite().all(1), logits.argmax(1) == batch.y
+        check_labels(batch.y, logits.shape[1])
+        batch.decide(~finite, "error", "clean")
+        batch.decide(~right[batch.left], "misclassified", "clean")
+        return logits.argmax(1).tolist()
+
+    def _break(self, batch: _Batch) -> None:
+        left = batch.left
+        with batch.timed():
+            chances = [chance(self.seed, batch.indices[i], batch.eps) for i in left.tolist()]
+            attacked = self.attack(self.net, batch.x[left], batch.y[left], batch.eps, generators=chances)
+        if bool(attacked.broken.any()):
+            self._keep(batch, left[attacked.broken], attacked.x_adv[attacked.broken])
+        batch.decide(attacked.broken, "falsified", self.attack.kind)
+
+    @torch.no_grad()
+    def _prove(self, batch: _Batch, stage: str) -> None:
+        with batch.timed():
+            if batch.proof is None:
+                batch.proof = Proof(self.net, Box.ball(batch.x[batch.left], batch.eps), batch.y[batch.left])
+            margins = batch.proof.ask(stage if stage in PROVERS else "ibp")
+        batch.margin(batch.left, margins)
+        batch.decide(margins > 0, "robust", stage)  # a NaN margin proves nothing
+
+    @cached_property
+    def _double(self) -> nn.Module:
+        return doubled(self.net)
+
+    def _search(self, batch: _Batch, stage: str) -> None:
+        """One image after the other, each about the classes that are not excluded yet."""
+        assert batch.proof is not None
+        last = stage == self.stages[-1]
+        answers = []
+        for row, known in zip(batch.left.tolist(), batch.proof.margins.tolist(), strict=True):
+            label, one = int(batch.y[row]), batch.left.new_tensor([row])
+            margins = known[:label] + known[label + 1 :]
+            with batch.timed(one):
+                left = max(0.0, self.budget - float(batch.seconds[row]))
+                question = Question.robustness(
+                    self.net, batch.x[row : row + 1], label, batch.eps, len(known), self._double
+                ).about([k for k, margin in enumerate(margins) if not margin > 0])
+                answer = SEARCHES[stage](question, seconds=left if last else left / 2)  # others want time too
+            batch.margin(one, torch.tensor([min([answer.margin, *(m for m in margins if m > 0)])]))
+            if answer.counterexample is not None:
+                self._keep(batch, one, answer.counterexample)
+            answers.append(answer)
+        found = [(a.counterexample is not None, a.robust, last and not a.in_time) for a in answers]
+        falsified, robust, late = torch.tensor(found, device=batch.left.device).T
+        verdict: Verdict
+        for over, verdict, decider in (
+            (falsified, "falsified", stage), (robust, "robust", stage), (late & ~falsified & ~robust, "timeout", None),
+        ):  # fmt: skip
+            batch.verdict(batch.left[over], verdict, decider)
+        batch.leave(falsified | robust | late)
+
+    def _keep(self, batch: _Batch, rows: Tensor, x_adv: Tensor) -> None:
+        if self.folder:
+            batch.counterexamples |= _kept(self.folder, x_adv, rows.tolist(), batch.indices, batch.eps)
+
 
 def chance(seed: int, index: int, eps: float) -> torch.Generator:
     """An image's own random starts: they depend on nothing that was decided or left out before it."""
@@ -131,32 +170,48 @@ def chance(seed: int, index: int, eps: float) -> torch.Generator:
 
 
 class _Batch:
-    """What is known of each row of a batch so far."""
+    """Some images, what is known of each, and which are `left` (their numbers) for the next stage."""
 
-    def __init__(self, size: int) -> None:
-        self.verdicts: list[Verdict] = ["unknown"] * size
-        self.deciders: list[str | None] = [None] * size
-        self.seconds = torch.zeros(size, dtype=torch.float64)
+    def __init__(self, x: Tensor, y: Tensor, indices: list[int], eps: float) -> None:
+        self.x, self.y, self.indices, self.eps = x, y, indices, eps
+        self.left = torch.arange(len(x), device=x.device)
+        self.proof: Proof | None = None  # of those that are left
+        self.verdicts: list[Verdict] = ["unknown"] * len(x)
+        self.deciders: list[str | None] = [None] * len(x)
+        self.seconds = torch.zeros(len(x), dtype=torch.float64)
         self.margins: dict[int, float] = {}
         self.counterexamples: dict[int, str] = {}
 
-    def decide(self, rows: Tensor, verdict: Verdict, decider: str | None) -> None:
+    def decide(self, over: Tensor, verdict: Verdict, decider: str | None) -> None:
+        """A verdict for those of the images that are left for which `over` is true; they leave."""
+        self.verdict(self.left[over], verdict, decider)
+        self.leave(over)
+
+    def verdict(self, rows: Tensor, verdict: Verdict, decider: str | None) -> None:
         for i in rows.tolist():
             self.verdicts[i], self.deciders[i] = verdict, decider
+
+    @torch.no_grad()
+    def leave(self, over: Tensor) -> None:
+        if bool(over.any()):
+            self.left = self.left[~over]
+            if self.proof is not None:
+                self.proof = self.proof.take(torch.nonzero(~over).flatten())
 
     def margin(self, rows: Tensor, margins: Tensor) -> None:
         known = zip(rows.tolist(), margins.tolist(), strict=True)
         self.margins |= {i: margin for i, margin in known if math.isfinite(margin)}
 
     @contextmanager
-    def timed(self, rows: Tensor) -> Iterator[None]:
-        """Share the time of a stage among the rows that went through it."""
+    def timed(self, rows: Tensor | None = None) -> Iterator[None]:
+        """Share the time of a stage among the rows that went through it: those that are left, if none are named."""
+        rows = self.left if rows is None else rows
         began = time.perf_counter()
         yield
         self.seconds[rows.cpu()] += (time.perf_counter() - began) / len(rows)
 
 
-def _keep(folder: Path, x_adv: Tensor, rows: list[int], todo: list[int], eps: float) -> dict[int, str]:
+def _kept(folder: Path, x_adv: Tensor, rows: list[int], todo: list[int], eps: float) -> dict[int, str]:
     """Counterexamples go to the disk before the records that name them."""
     (folder / "counterexamples").mkdir(parents=True, exist_ok=True)
     names = (f"counterexamples/eps-{eps!r}-{todo[0]:06d}-{k}.safetensors" for k in itertools.count())

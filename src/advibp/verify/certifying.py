@@ -23,9 +23,12 @@ from advibp.progress import Counting
 from advibp.verify.attack import Attack
 from advibp.verify.cascade import Cascade, check_labels
 from advibp.verify.precision import full_precision
-from advibp.verify.provers import in_order
+from advibp.verify.provers import SEARCHES, in_order
 from advibp.verify.records import Certificate, Record, RecordFile
 from advibp.verify.workers import in_workers
+
+#: Per image, where a verifier may search for hours and nobody said how long.
+SEARCH_SECONDS = 60.0
 
 
 class Progress(Protocol):
@@ -69,13 +72,16 @@ def certify(
     """certify(net, images, eps) or certify(net, x, y, eps): a verdict for every image and eps.
 
     `images` are a `Split`, a pair of tensors, or a torch Dataset, which is read batch by batch. `by` names provers
-    (ibp, crown-ibp, crown, deepz, alpha-crown), which are asked cheapest first. `budget` are seconds per image, after
-    which no further prover is asked (the attack is always made); `sample` takes so many images by chance; `workers`
-    are processes. With `out` the records are kept there, and a second call continues them: for the same function and
-    the same image, of which a record carries fingerprints.
+    (ibp, crown-ibp, crown, deepz, alpha-crown) and searches (refinezono, bab, milp), which are asked cheapest first;
+    `complete` names those that leave nothing open but for time. `budget` are seconds per image, after which no
+    further verifier is asked (the attack is always made): none for provers, 60 with a search. `sample` takes so many
+    images by chance; `workers` are processes. With `out` the records are kept there, and a second call continues them:
+    for the same function and the same image, of which a record carries fingerprints.
     """
     images, radii = _understood(images, list(given), eps)
-    provers, seconds = in_order(by), _seconds(budget)
+    provers = in_order(by)
+    searching = any(name in SEARCHES for name in provers)
+    seconds = _seconds(SEARCH_SECONDS if budget is None and searching else budget)
     if not (isinstance(batch_size, int) and batch_size > 0 and isinstance(workers, int) and workers > 0):
         raise UserError(f"batch_size is {batch_size} and workers is {workers}; both must be whole numbers above 0.")
     if attack is not None and not isinstance(attack, Attack):
@@ -94,6 +100,7 @@ def certify(
             raise UserError("workers need the network on a CPU; certify with workers=1.")
         # Small enough that every worker has some, and that a kill loses little.
         size = min(batch_size, math.ceil(len(chosen) * len(radii) / (4 * workers))) if workers > 1 else batch_size
+        size = min(size, 25) if searching else size
 
         def decide(job: _Job) -> list[Record]:
             x, y = images.batch(torch.tensor(job.indices)) if job.indices else (None, None)

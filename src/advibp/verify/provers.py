@@ -1,12 +1,14 @@
 """Who can prove an image robust, cheapest first, and what they proved of a batch so far.
 
 Each answer is the maximum, class by class, of all provers asked so far, and linear bounds start from interval bounds:
-what a cheaper prover proved stays proved.
+what a cheaper prover proved stays proved. Searches, which take one image at a time, are asked about the classes that
+are left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,9 @@ from advibp.bounds.linear import LinearBounds
 from advibp.bounds.zonotope import Zonotope
 from advibp.errors import UserError
 from advibp.verify.ibp import worst
+from advibp.verify.milp import milp
+from advibp.verify.question import Answer, Question
+from advibp.verify.refinezono import refinezono
 
 
 class Proof:
@@ -78,7 +83,7 @@ class Proof:
         self._improve(alpha_margins(self.linear, self.y))
 
 
-#: Cheapest first.
+#: Of whole batches; cheapest first.
 PROVERS: dict[str, Callable[[Proof], None]] = {
     "ibp": Proof.ibp,
     "crown-ibp": Proof.crown_ibp,
@@ -88,10 +93,27 @@ PROVERS: dict[str, Callable[[Proof], None]] = {
 }
 
 
-def in_order(names: str | Sequence[str]) -> list[str]:
-    """The provers that are asked for, cheapest first."""
+class Search(Protocol):
+    """Takes its time for one image; `bab` and `milp` may find a counterexample, and given time they find out."""
+
+    def __call__(self, question: Question, *, seconds: float) -> Answer: ...
+
+
+#: Of one image at a time; cheapest first.
+SEARCHES: dict[str, Search] = {"refinezono": refinezono, "milp": milp}
+
+VERIFIERS = (*PROVERS, *SEARCHES)
+#: Who is asked by the name `complete`: nothing stays open but for time.
+COMPLETE = ("ibp", "crown-ibp", "crown", "alpha-crown", "milp")
+
+
+def in_order(names: str | Sequence[str], among: Sequence[str] = VERIFIERS) -> list[str]:
+    """The verifiers that are asked for, cheapest first."""
     names = [names] if isinstance(names, str) else list(names)
+    names = [name for given in names for name in (COMPLETE if given == "complete" else [given])]
     for name in names:
-        if name not in PROVERS:
-            raise UserError(f"There is no verifier '{name}'; choose from {', '.join(PROVERS)}.")
-    return [name for name in PROVERS if name in names]
+        if name in VERIFIERS and name not in among:
+            raise UserError(f"'{name}' takes one image at a time, too long for this; choose from {', '.join(among)}.")
+        if name not in among:
+            raise UserError(f"There is no verifier '{name}'; choose from {', '.join(among)}.")
+    return [name for name in among if name in names]

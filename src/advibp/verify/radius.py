@@ -21,7 +21,7 @@ from advibp.verify.attack import Attack
 from advibp.verify.cascade import chance
 from advibp.verify.certifying import Images, Progress, check, fingerprints
 from advibp.verify.precision import full_precision
-from advibp.verify.provers import Proof, in_order
+from advibp.verify.provers import PROVERS, Proof, in_order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ def _proved(net: nn.Module, box: Box, y: Tensor, by: Sequence[str]) -> Tensor:
     """Which images are proved (B,), asking the next prover only for those that the last one left."""
     proof, left = Proof(net, box, y), torch.arange(len(y), device=y.device)
     holds = torch.zeros(len(y), dtype=torch.bool, device=y.device)
-    for prover in in_order(by):
+    for prover in in_order(by, tuple(PROVERS)):
         done = proof.ask(prover) > 0
         holds[left[done]] = True
         if bool(done.all()):
@@ -125,7 +125,7 @@ def radii(
 ) -> list[Radius]:
     """Both radii of every image. With `out` they are kept in radii.jsonl there, batch by batch, and a second call
     continues: for the same network, image and question."""
-    provers, attack = in_order(by), attack or Attack()
+    provers, attack = in_order(by, tuple(PROVERS)), attack or Attack()
     folder = Path(out) if out is not None else None
     found: list[Radius] = []
     with full_precision(), modes_kept(net), ExitStack() as held, Counting("bisecting") as counting, torch.no_grad():

@@ -1,0 +1,187 @@
+"""Bounds over parts of a box, in which some ReLUs are known to be on or off: beta-CROWN (Wang et al. 2021).
+
+A network over a box is no more than its kinks (`Kinks`): what enters them is z = M (x, 1, v), with v the outputs of
+earlier kinks. A way back through these matrices costs a fraction of one through the network, and parts of the box share
+them: they differ only in the lines around their kinks, which are exact where a kink is split. That z_j >= 0 in a part
+enters by its Lagrange multiplier beta_j >= 0: since -beta_j z_j <= 0 there, what is a lower bound of f - beta_j z_j is
+one of f; likewise of f + beta_j z_j for z_j <= 0.
+
+What is bounded is the largest of some rows f_1, ..., f_R, and so any mean of them is a lower bound: its weights are
+moved together with the slopes of the lower lines and the multipliers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from advibp.bounds.ascent import Variable, ascend
+from advibp.bounds.kinks import Bends, Choices, Kinks, Linear
+from advibp.bounds.relaxation import Lines
+from advibp.bounds.through import through_lines
+
+
+class Parts(NamedTuple):
+    """Parts of the box, one in each row, and the numbers by which their bounds are computed."""
+
+    which: Tensor  # (D,) the function that is bounded
+    signs: Tensor  # (D, V) of what enters the kinks: 1 or -1 where it is known, else 0
+    slopes: Tensor  # (D, V) of the lower lines: from 0, as if it were off, to 1
+    multipliers: Tensor  # (D, V) >= 0, of the signs that are known
+    weights: Tensor  # (D, R) of the rows, before a softmax
+
+    def take(self, some: Tensor) -> Parts:
+        return Parts(*(numbers[some] for numbers in self))
+
+    @staticmethod
+    def join(parts: Sequence[Parts]) -> Parts:
+        return Parts(*(torch.cat(numbers) for numbers in zip(*parts, strict=True)))
+
+    def split(self, kinks: Tensor) -> Parts:
+        """The parts of each in which one of its kinks (D,) is on, and after them those in which it is off."""
+        sides = []
+        for sign in (1, -1):
+            signs = self.signs.scatter(1, kinks.unsqueeze(1), sign)
+            sides.append(self._replace(signs=signs))
+        return Parts.join(sides)
+
+
+class Back(NamedTuple):
+    """Lower bounds (D,), and the coefficients that arrived at the input (D, N) and at the outputs of kinks (D, V)."""
+
+    lower: Tensor
+    inputs: Tensor
+    kinks: Tensor
+
+
+class SplitBounds:
+    """Lower bounds, over parts of the box of `kinks`, of functions of its input and kinks.
+
+    Takes memory for V (N + V) numbers, of an input of N and V kinks.
+    """
+
+    def __init__(self, kinks: Kinks, functions: Sequence[Linear]) -> None:
+        """functions: of each the rows whose largest is bounded."""
+        box = kinks.bounds.box
+        self._center, self._radius = box.center.flatten(), box.radius.flatten()
+        most = max(len(f.constants) for f in functions)
+        self._functions = torch.stack([F.pad(_joined(f), (0, 0, 0, most - len(f.constants))) for f in functions])
+        rows = torch.tensor([len(f.constants) for f in functions], device=self._center.device)
+        self._present = torch.arange(most, device=rows.device) < rows.unsqueeze(1)  # (F, R)
+        self._blocks: list[tuple[slice, Tensor]] = []  # the kinks of an activation, and what enters them
+        lines = [self._add(kinks, number, found) for number, found in kinks.of.items()]
+        self._off, self._up_slope, self._up_shift, self.lower_ends, self.upper_ends = (
+            torch.cat(numbers) if lines else self._center.new_zeros(0) for numbers in zip(*lines, strict=True)
+        )
+        #: (V,) whether a kink is a ReLU, which can be split.
+        self.bends = self.upper_ends.isfinite()
+
+    def _add(self, kinks: Kinks, number: int, found: Bends | Choices) -> tuple[Tensor, ...]:
+        columns = kinks.columns(number)
+        if isinstance(found, Bends):
+            elements, off = found.elements, torch.full_like(found.lower, found.slope)
+            share = found.upper / (found.upper - found.lower)
+            chord, shift = off + (1 - off) * share, (off - 1) * found.lower * share
+            ends = found.lower, found.upper
+        else:  # below a window is the element whose lower bound is largest, above it a constant
+            pick = [int(lower.argmax()) for lower in found.lower]
+            elements = torch.stack([e[p] for e, p in zip(found.elements, pick, strict=True)]) if pick else found.outputs
+            shift = torch.stack([upper.max() for upper in found.upper]) if pick else self._center.new_zeros(0)
+            chord = off = torch.zeros_like(shift)
+            ends = (torch.full_like(shift, math.inf),) * 2
+        matrix = _joined(kinks.elements(found.entering, elements))[:, : len(self._center) + 1 + columns.start]
+        self._blocks.append((columns, matrix))
+        return off, chord, shift, *ends
+
+    def whole(self) -> Parts:
+        """The whole box, once for each function."""
+        count, kinks = len(self._functions), len(self._off)
+        signs = torch.zeros(count, kinks, dtype=torch.int8, device=self._off.device)
+        slopes = ((self.upper_ends > -self.lower_ends) | ~self.bends).to(torch.float32).repeat(count, 1)
+        which = torch.arange(count, device=signs.device)
+        weights = torch.zeros(self._present.shape, device=signs.device)
+        return Parts(which, signs, slopes, torch.zeros_like(slopes), weights)
+
+    # ------------------------------------------------------------------------------------------ one way back
+
+    def back(self, parts: Parts) -> Back:
+        """By the numbers that the parts come with."""
+        return self._back(self._objectives(parts), self._decided(parts), parts)
+
+    def lowest(self, inputs: Tensor) -> Tensor:
+        """Where in the box linear functions of the input (D, N) are smallest (D, N)."""
+        return self._center - self._radius * inputs.sign()
+
+    def _objectives(self, parts: Parts) -> Tensor:
+        """One row (D, N + 1 + V) for each part."""
+        rows = self._functions[parts.which]
+        if rows.shape[1] == 1:
+            return rows.squeeze(1)
+        weights = parts.weights.to(rows).masked_fill(~self._present[parts.which], -math.inf).softmax(1)
+        return torch.einsum("dr,drn->dn", weights, rows)
+
+    def _decided(self, parts: Parts) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of the lower lines where they have a choice: the least slope, and the slope more there can be; of the upper
+        ones slopes and shifts."""
+        decided = parts.signs != 0
+        exact = torch.where(parts.signs > 0, 1.0, self._off)
+        least, up = torch.where(decided, exact, self._off), torch.where(decided, exact, self._up_slope)
+        return least, (1 - self._off) * ~decided, up, self._up_shift * ~decided
+
+    def _back(self, a: Tensor, decided: tuple[Tensor, ...], parts: Parts) -> Back:
+        constant, arrived = a.new_zeros(len(a)), []
+        least, more, up, shift = decided
+        slopes, added = least + more * parts.slopes, parts.signs * parts.multipliers
+        first = len(self._center) + 1
+        for columns, matrix in reversed(self._blocks):
+            a, after = a[:, : first + columns.start], a[:, first + columns.start :]
+            own = Lines(slopes[:, None, columns], None, up[:, None, columns], shift[:, None, columns])
+            before, constants = through_lines(own, after.unsqueeze(1))
+            a = torch.addmm(a, before.squeeze(1) - added[:, columns], matrix)
+            constant = constant + constants.squeeze(1)
+            arrived.append(after)
+        inputs = a[:, :-1]
+        lower = constant + a[:, -1] + inputs @ self._center - inputs.abs() @ self._radius
+        return Back(lower, inputs, torch.cat([a[:, :0], *reversed(arrived)], 1))
+
+    def losses(self, parts: Parts, arrived: Tensor) -> Tensor:
+        """What the bounds lose at most (D, V) by the lines around each kink, for the coefficients that `arrived` there;
+        -1 for those that can't be split, or are."""
+        slopes = parts.slopes.to(arrived)
+        below = torch.maximum((1 - slopes) * self.upper_ends, -slopes * self.lower_ends) * (1 - self._off)
+        lost = torch.where(arrived < 0, -arrived * self._up_shift, arrived * below)
+        return lost.masked_fill(~self.bends | (parts.signs != 0), -1.0)
+
+    # ------------------------------------------------------------------------------------------ the best of many
+
+    def ascend(self, parts: Parts, *, steps: int, lr: float, enough: float, deadline: float) -> tuple[Tensor, Parts]:
+        """Higher bounds (D,), and the parts with the numbers that led to them. What is above `enough` may stay."""
+        decided, like = self._decided(parts), self._center.dtype
+        known = parts.signs != 0
+        variables = [
+            Variable(parts.slopes.to(like), self.bends & ~known, (0.0, 1.0)),
+            Variable(parts.multipliers.to(like), known, (0.0, None)),
+        ]
+        fixed = self._objectives(parts)
+        if parts.weights.shape[1] > 1:
+            variables.append(Variable(parts.weights.to(like), self._present[parts.which], (None, None)))
+
+        def at(numbers: list[Tensor]) -> Parts:
+            return Parts(parts.which, parts.signs, *numbers, *([parts.weights] if len(numbers) == 2 else []))
+
+        def lower(numbers: list[Tensor]) -> Tensor:
+            own = at(numbers)
+            return self._back(self._objectives(own) if len(numbers) > 2 else fixed, decided, own).lower
+
+        best = ascend(lower, variables, steps=steps, lr=lr, enough=enough, deadline=deadline)
+        return best.bounds, at([number.to(torch.float32) for number in best.at])
+
+
+def _joined(functions: Linear) -> Tensor:
+    """Coefficients (R, N + 1 + V) of the input, of 1 and of the kinks."""
+    return torch.cat([functions.inputs, functions.constants.unsqueeze(1), functions.kinks], 1)

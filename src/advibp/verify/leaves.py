@@ -1,0 +1,63 @@
+"""Parts of a box with few kinks left to decide, solved exactly as mixed integer programs."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import torch
+from torch import Tensor
+
+from advibp.bounds.kinks import Bends, Kinks
+from advibp.verify.program import Program, Split
+from advibp.verify.question import PROVED, Answer, Question
+
+
+class Leaves:
+    """Parts of the box of a question, by the signs (V,) of what enters its kinks: 0 where they are unknown."""
+
+    def __init__(self, question: Question, kinks: Kinks) -> None:
+        self._question, self._kinks = question, kinks
+        self._places = {  # of the ReLUs: node and element that enter
+            column: (found.entering, element)
+            for number, found in kinks.of.items()
+            if isinstance(found, Bends)
+            for column, element in enumerate(found.elements.tolist(), kinks.columns(number).start)
+        }
+
+    def solve(self, k: int, signs: Tensor, deadline: float) -> Answer:
+        """Whether a part reaches the k-th conjunction; without a point in it the margin is infinite."""
+        splits = [
+            Split(*self._places[column], bool(signs[column] > 0)) for column in signs.nonzero().flatten().tolist()
+        ]
+        kinks = Kinks(self._kinks.bounds.where(self._boxes(splits)))
+        output = kinks.bounds.tape.output
+        rows, offsets = self._question.conjunction(k)
+        linear, one = kinks.linear(output, rows, offsets), len(rows) == 1
+        program = Program(kinks, output, integer=True, splits=splits, largest_of=None if one else linear)
+        margin = -math.inf
+        # Where rounding errors save the network from the first point that is low enough, the lowest may still break it.
+        for below in (-PROVED, -math.inf):
+            left = deadline - time.monotonic()
+            solved = program.minimise(linear if one else None, seconds=left, above=PROVED, below=below)
+            margin = max(margin, solved.lower)
+            if solved.x is not None:
+                point = torch.from_numpy(solved.x).view(self._question.lower.shape).to(self._question.lower.device)
+                broken = self._question.broken_by(point)
+                if broken is not None:
+                    return Answer(margin, broken)
+            if solved.lower > PROVED or not solved.finished:
+                break
+        return Answer(margin, in_time=solved.finished)
+
+    def _boxes(self, splits: list[Split]) -> dict[int, tuple[Tensor, Tensor]]:
+        """The boxes of what enters activations, cut at 0 where a split says so."""
+        found = {}
+        for split in splits:
+            if split.entering not in found:
+                lower, upper = self._kinks.bounds.boxes[split.entering]
+                found[split.entering] = lower.clone(), upper.clone()
+            lower, upper = (end.view(-1) for end in found[split.entering])
+            end = lower if split.positive else upper
+            end[split.element] = 0.0
+        return found

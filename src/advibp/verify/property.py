@@ -1,0 +1,114 @@
+"""Properties of a network: can its outputs be where a VNN-LIB file says? sat, unsat, or why that is not known.
+
+Cheapest first, for each case of the property: an attack, linear bounds, branch and bound, and what time is left for a
+mixed integer program. `unsat` needs a proof for every case, `sat` one point, checked on the network itself.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from advibp.bounds.dispatch import UnsupportedOperation
+from advibp.errors import UserError
+from advibp.verify.falsify import falsify
+from advibp.verify.precision import full_precision
+from advibp.verify.provers import SEARCHES
+from advibp.verify.question import PROVED, Question, doubled
+from advibp.verify.vnnlib import Case, Property
+
+Verdict = Literal["sat", "unsat", "unknown", "timeout"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    verdict: Verdict
+    by: str = ""
+    x: Tensor | None = None  # (N,), where it is sat
+    y: Tensor | None = None  # (K,), the outputs there
+
+
+def decide(net: nn.Module, shape: tuple[int, ...], asked: Property, *, seconds: float = math.inf) -> Finding:
+    """net takes (B, *shape) to (B, K); shape has as many elements as the property has inputs."""
+    _check(net, shape, asked)
+    deadline = time.monotonic() + seconds
+    with full_precision():
+        double = doubled(net)
+        questions = [_question(net, double, shape, case) for case in asked.cases]
+        open_: list[tuple[Question, str]] = []
+        for question in questions:  # the attack first: one point ends it all
+            x = falsify(question, seconds=max(0.0, deadline - time.monotonic()) / 4)
+            if x is not None:
+                return _sat(net, x, "attack")
+        late = False
+        for question in questions:
+            verdict, x, by = _answer(question, deadline)
+            if x is not None:
+                return _sat(net, x, by)
+            late |= verdict == "timeout"
+            if verdict != "unsat":
+                open_.append((question, verdict))
+    if not open_:
+        return Finding("unsat")
+    return Finding("timeout" if late else "unknown")
+
+
+def _answer(question: Question, deadline: float) -> tuple[Verdict, Tensor | None, str]:
+    if time.monotonic() > deadline:
+        return "timeout", None, ""
+    try:
+        if _by_bounds(question):
+            return "unsat", None, "crown"
+        names = [name for name in ("bab", "milp") if name in SEARCHES]
+        for left, name in zip((2.0, 1.0), names, strict=False):
+            answer = SEARCHES[name](question, seconds=max(0.0, deadline - time.monotonic()) / left)
+            if answer.counterexample is not None:
+                return "sat", answer.counterexample, name
+            if answer.robust:
+                return "unsat", None, name
+        return ("unknown" if answer.in_time else "timeout"), None, ""
+    except UnsupportedOperation:  # a curved activation, which has no exact answer
+        return "unknown", None, ""
+
+
+@torch.no_grad()
+def _by_bounds(question: Question) -> bool:
+    """Whether intervals or lines exclude every conjunction."""
+    every = range(len(question.unsafe))
+    if all(question.linear_margin(k) > PROVED for k in every):
+        return True
+    question.bounds.refine()
+    return all(question.linear_margin(k) > PROVED for k in every)
+
+
+def _question(net: nn.Module, double: nn.Module, shape: tuple[int, ...], case: Case) -> Question:
+    device = next(net.parameters()).device
+    lower, upper = (end.view(1, *shape).to(device) for end in (case.lower, case.upper))
+    return Question(net, double, lower, upper, case.disjuncts)
+
+
+@torch.no_grad()
+def _sat(net: nn.Module, x: Tensor, by: str) -> Finding:
+    return Finding("sat", by, x.flatten(), net(x.clone()).flatten())
+
+
+def _check(net: nn.Module, shape: tuple[int, ...], asked: Property) -> None:
+    inputs = math.prod(shape)
+    if inputs != asked.inputs:
+        raise UserError(
+            f"The property is about {asked.inputs} inputs, but the network takes {inputs} ({tuple(shape)}); they "
+            "do not belong together."
+        )
+    first = next(net.parameters())
+    with torch.no_grad():
+        outputs = net(torch.zeros(1, *shape, dtype=first.dtype, device=first.device)).shape
+    if len(outputs) != 2 or outputs[1] != asked.outputs:
+        raise UserError(
+            f"The property is about {asked.outputs} outputs, but the network has shape {tuple(outputs[1:])}; they "
+            "do not belong together."
+        )

@@ -1,0 +1,106 @@
+"""What an exact verifier is asked: can the outputs of a network over a box of inputs be where they must not be?
+
+What must not be is a union of polyhedra, each a conjunction of rows: it holds where C y + d <= 0 in every row. For an
+image with label t they are the half-spaces z_t - z_k <= 0, one for each other class k. The answer to one of them is the
+smallest value that the largest of its rows can have, its *margin*: above 0 it can't be reached.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from advibp.bounds import Box
+from advibp.bounds.linear import LinearBounds
+
+#: A margin proves something if it is larger: solvers and rounding leave errors of up to this size.
+PROVED = 1e-5
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`margin` is a lower bound of the smallest margin. Without time left the question may be open."""
+
+    margin: float
+    counterexample: Tensor | None = None  # (1, ...), checked on the network itself
+    in_time: bool = True
+
+    @property
+    def robust(self) -> bool:
+        return self.counterexample is None and self.margin > PROVED
+
+
+@dataclass(frozen=True)
+class Question:
+    """One network, one box (1, ...), and the conjunctions (C (R, K), d (R,)) that must not hold."""
+
+    net: nn.Module
+    double: nn.Module  # the same in double precision
+    lower: Tensor
+    upper: Tensor
+    unsafe: Sequence[tuple[Tensor, Tensor]]
+    strict: bool = False  # whether a counterexample must lie inside, with C y + d < 0
+
+    @classmethod
+    def robustness(
+        cls, net: nn.Module, x: Tensor, label: int, eps: float, classes: int, double: nn.Module | None = None
+    ) -> Question:
+        """Whether all within eps of an image x (1, ...), and in [0, 1], have its label."""
+        lower, upper = (x - eps).clamp(min=0), (x + eps).clamp(max=1)
+        return cls(net, double or doubled(net), lower, upper, against(label, classes), strict=True)
+
+    @cached_property
+    def bounds(self) -> LinearBounds:
+        """Linear bounds in double precision, whose boxes verifiers may tighten."""
+        lower, upper = self.lower.double(), self.upper.double()
+        return LinearBounds(self.double, Box.from_bounds(lower, upper))
+
+    def broken_by(self, x: Tensor) -> Tensor | None:
+        """The first of some points (B, ...) that the network itself, in its own precision, takes where it must not."""
+        points = torch.minimum(torch.maximum(x.to(self.lower), self.lower), self.upper).to(self.dtype)
+        with torch.no_grad():
+            outputs = self.net(points.clone()).double()
+        over = torch.zeros(len(points), dtype=torch.bool, device=outputs.device)
+        for rows, offsets in self.unsafe:
+            values = outputs @ rows.T.to(outputs) + offsets.to(outputs)
+            over |= (values < 0).all(1) if self.strict else (values <= 0).all(1)
+        over &= outputs.isfinite().all(1)
+        where = over.nonzero().flatten()
+        return points[where[:1]] if len(where) else None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.net.parameters()).dtype
+
+    def linear_margin(self, k: int) -> float:
+        """What linear bounds say of a conjunction's margin: that it is at least the largest of its rows' bounds."""
+        rows, offsets = self.conjunction(k)
+        with torch.no_grad():
+            found = self.bounds.lower(self.bounds.tape.output, rows) + offsets
+        return float(found.max()) if len(found) else -math.inf
+
+    def conjunction(self, k: int) -> tuple[Tensor, Tensor]:
+        """C (R, K) and d (R,) in double precision, on the network's device."""
+        rows, offsets = self.unsafe[k]
+        return rows.to(self.bounds.box.center), offsets.to(self.bounds.box.center)
+
+    def about(self, which: Sequence[int]) -> Question:
+        """The same about some of the conjunctions."""
+        return replace(self, unsafe=[self.unsafe[k] for k in which])
+
+
+def against(label: int, classes: int) -> list[tuple[Tensor, Tensor]]:
+    """The half-spaces z_label - z_k <= 0 in which another class wins."""
+    one = torch.eye(classes, dtype=torch.float64)
+    return [(one[label] - one[k : k + 1], torch.zeros(1, dtype=torch.float64)) for k in range(classes) if k != label]
+
+
+def doubled(net: nn.Module) -> nn.Module:
+    """A copy of a network in double precision, in which solvers need its numbers."""
+    return copy.deepcopy(net).double()
