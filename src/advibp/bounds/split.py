@@ -161,25 +161,36 @@ class SplitBounds:
 
     def ascend(self, parts: Parts, *, steps: int, lr: float, enough: float, deadline: float) -> tuple[Tensor, Parts]:
         """Higher bounds (D,), and the parts with the numbers that led to them. What is above `enough` may stay."""
-        decided, like = self._decided(parts), self._center.dtype
-        known = parts.signs != 0
+        decided, like, fixed = self._decided(parts), self._center.dtype, self._objectives(parts)
+        known, unit = parts.signs != 0, self._units(self._back(fixed, decided, parts).kinks.detach())
         variables = [
             Variable(parts.slopes.to(like), self.bends & ~known, (0.0, 1.0)),
-            Variable(parts.multipliers.to(like), known, (0.0, None)),
+            Variable(parts.multipliers / unit, known, (0.0, None)),
         ]
-        fixed = self._objectives(parts)
         if parts.weights.shape[1] > 1:
             variables.append(Variable(parts.weights.to(like), self._present[parts.which], (None, None)))
 
         def at(numbers: list[Tensor]) -> Parts:
-            return Parts(parts.which, parts.signs, *numbers, *([parts.weights] if len(numbers) == 2 else []))
+            slopes, multipliers, *weights = numbers
+            return Parts(parts.which, parts.signs, slopes, multipliers * unit, *(weights or [parts.weights]))
 
         def lower(numbers: list[Tensor]) -> Tensor:
             own = at(numbers)
             return self._back(self._objectives(own) if len(numbers) > 2 else fixed, decided, own).lower
 
         best = ascend(lower, variables, steps=steps, lr=lr, enough=enough, deadline=deadline)
-        return best.bounds, at([number.to(torch.float32) for number in best.at])
+        return best.bounds, Parts(*(new.to(old) for new, old in zip(at(best.at), parts, strict=True)))
+
+    def _units(self, arrived: Tensor) -> Tensor:
+        import os
+        m=os.environ.get('UNIT','block'); f=float(os.environ.get('UF','1'))
+        if m=='one': return torch.full_like(arrived, f)
+        if m=='all': return f*arrived.abs().mean(1,keepdim=True).clamp(min=1e-6).expand_as(arrived)
+        if m=='rms': return f*arrived.square().mean(1,keepdim=True).sqrt().clamp(min=1e-6).expand_as(arrived)
+        out=torch.empty_like(arrived)
+        for columns,_ in self._blocks:
+            out[:,columns]=f*arrived[:,columns].abs().mean(1,keepdim=True).clamp(min=1e-6)
+        return out
 
 
 def _joined(functions: Linear) -> Tensor:

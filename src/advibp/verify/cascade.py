@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from advibp import checkpoint
 from advibp.bounds import Box
+from advibp.bounds.kinks import Kinks
+from advibp.bounds.linear import LinearBounds
 from advibp.errors import UserError
 from advibp.verify.attack import Attack
 from advibp.verify.provers import PROVERS, SEARCHES, Proof
@@ -127,6 +129,12 @@ class Cascade:
             margins = batch.proof.ask(stage if stage in PROVERS else "ibp")
         batch.margin(batch.left, margins)
         batch.decide(margins > 0, "robust", stage)  # a NaN margin proves nothing
+
+    @torch.no_grad()
+    def check_exact(self, x: Tensor) -> None:
+        """Refuse at once what a search could only refuse at the first image (1, ...) that gets there."""
+        point = x.to(next(self.net.parameters()).device).double()
+        Kinks(LinearBounds(self._double, Box(point, 0.0)))
 
     @cached_property
     def _double(self) -> nn.Module:

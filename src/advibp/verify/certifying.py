@@ -92,6 +92,8 @@ def certify(
         counting = held.enter_context(Counting("certifying"))
         net.eval()
         cascade = Cascade(net, provers, attack or Attack(), folder, seed, check(net, images), seconds)
+        if searching:
+            cascade.check_exact(images.batch(torch.arange(1))[0])
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(checkpoint.held(folder, "certifying", (folder, folder / "counterexamples")))

@@ -1,0 +1,84 @@
+"""Searches in the cascade: they decide what provers leave open, say who did, and keep counterexamples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from test_provers import QUICK, problem, verdicts
+
+from advibp import UserError, certify, checkpoint
+from advibp.verify.provers import COMPLETE, SEARCHES, in_order
+from advibp.verify.radius import largest_proved_eps
+
+EXACT = [name for name in SEARCHES if name != "refinezono"]
+
+
+@pytest.mark.parametrize("search", EXACT)
+def test_a_complete_search_leaves_nothing_open(search: str, tmp_path: Path) -> None:
+    net, x, y = problem(7)
+    weak = QUICK.__class__(steps=1, step=0.01)  # leaves work to the search
+    for eps in (0.02, 0.1, 0.2):
+        certificate = certify(net, (x, y), eps, by=["ibp", search], attack=weak, out=tmp_path / f"{eps}")
+        counts = certificate.counts(eps)
+        assert counts["unknown"] + counts["timeout"] + counts["error"] == 0
+        for record in certificate.records:
+            if record.verdict == "falsified":
+                assert record.counterexample is not None
+                name, _, row = record.counterexample.partition("#")
+                tensors, _ = checkpoint.load(tmp_path / f"{eps}" / name)
+                point = tensors["x_adv"][int(row)]
+                i = record.index
+                assert (point - x[i]).abs().max() <= eps + 1e-12
+                assert int(net(point[None]).argmax()) != int(y[i])
+
+
+def test_all_complete_searches_agree_and_no_prover_contradicts_them() -> None:
+    net, x, y = problem(11)
+    weak = QUICK.__class__(steps=1, step=0.01)
+    for eps in (0.05, 0.15):
+        found = [
+            {r.index: r.verdict for r in certify(net, (x, y), eps, by=by, attack=weak).records}
+            for by in (*([name] for name in EXACT), "complete", ["ibp", "alpha-crown", "refinezono", *EXACT])
+        ]
+        assert all(verdict == found[0] for verdict in found)
+        proved = certify(net, (x, y), eps, by=["alpha-crown", "refinezono"], attack=weak)
+        for record in proved.records:
+            if record.verdict == "robust":
+                assert found[0][record.index] == "robust"
+
+
+def test_workers_decide_the_same() -> None:
+    net, x, y = problem(3)
+    both = [certify(net, (x, y), 0.1, by="complete", attack=QUICK, workers=n, batch_size=5) for n in (1, 2)]
+    # (but for the last digits of their margins: batches differ)
+    assert [v[:4] for v in verdicts(both[0])] == [v[:4] for v in verdicts(both[1])]
+
+
+def test_without_time_it_is_a_timeout_and_more_time_continues(tmp_path: Path) -> None:
+    net, x, y = problem(5)
+    weak = QUICK.__class__(steps=1, step=0.01)
+    short = certify(net, (x, y), 0.15, by=["milp"], attack=weak, budget=1e-9, out=tmp_path)
+    assert short.counts(0.15)["timeout"] > 0
+    assert short.counts(0.15)["unknown"] == 0
+    again = certify(net, (x, y), 0.15, by=["milp"], attack=weak, budget=60, out=tmp_path)
+    assert again.counts(0.15)["timeout"] == 0
+
+
+def test_complete_is_a_name() -> None:
+    assert in_order("complete") == in_order([*COMPLETE])
+    assert set(in_order(["complete", "deepz"])) == {*COMPLETE, "deepz"}
+
+
+def test_a_radius_is_not_searched() -> None:
+    net, x, y = problem(1)
+    with pytest.raises(UserError, match="'milp' takes one image at a time"):
+        largest_proved_eps(net, x[:1], y[:1], by=["milp"])
+
+
+def test_what_is_curved_is_refused_in_a_sentence() -> None:
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
+    x = torch.rand(3, 1, 2, 2)
+    with pytest.raises(UserError, match="curved"):
+        certify(net, x, net(x).argmax(1), 0.5, by=["milp"], attack=QUICK)
