@@ -30,6 +30,8 @@ from advibp.bounds.kinks import Bends, Kinks, Linear
 _TOLERANCE = 1e-9
 #: Bounds are widened by this share: they were computed with rounding errors, and must not cut off the network.
 _SLACK = 1e-7
+_LARGE = 1e12
+_ERROR = highspy.HighsStatus.kError
 
 
 class Split(NamedTuple):
@@ -211,10 +213,12 @@ class Program:
             "dual_feasibility_tolerance": _TOLERANCE,
             "mip_feasibility_tolerance": _TOLERANCE,
             "mip_rel_gap": 0.0,
+            "small_matrix_value": 1e-12,  # what is smaller is dropped
         }
         for name, value in options.items():
             self._highs.setOptionValue(name, value)
-        self._highs.passModel(lp)
+        numbers = (self._low, self._high, self._value)
+        self._usable = all(_moderate(part) for part in numbers) and self._highs.passModel(lp) != _ERROR
 
     @property
     def has_choices(self) -> bool:
@@ -239,6 +243,8 @@ class Program:
         else:
             _, columns, values = _sparse(row)
             cost[columns], constant = values, float(row.constants[0])
+        if not self._usable or not _moderate(cost):
+            return Solved(-math.inf, None, True)
         if seconds <= 0:
             return Solved(self._weak(cost, np.zeros(self._rows)) + constant, None, False)
         highs = self._highs
@@ -282,6 +288,11 @@ class Program:
         ray = np.array(found[-1]) if len(found) > 2 and found[1] else np.zeros(self._rows)
         nothing = np.zeros(self._columns)
         return max(self._weak(nothing, ray), self._weak(nothing, -ray)) > 0
+
+
+def _moderate(numbers: np.ndarray[Any, Any]) -> bool:
+    """Whether HiGHS can work with them: it takes 1e20 for infinite, and nothing good comes of NaN."""
+    return bool((np.abs(numbers) < _LARGE).all())
 
 
 def _products(factors: np.ndarray[Any, Any], low: np.ndarray[Any, Any], high: np.ndarray[Any, Any]) -> Any:
