@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from advibp.bounds.kinks import Kinks
-from advibp.bounds.split import Parts, SplitBounds
+from advibp.bounds.split import Back, Parts, SplitBounds
 from advibp.verify.branching import to_split
+from advibp.verify.downhill import downhill
 from advibp.verify.leaves import Leaves
 from advibp.verify.question import PROVED, Answer, Question
 
@@ -31,6 +32,7 @@ class Effort:
     steps: int = 20  # of the ascent to a part's best bound
     lr: float = 0.25
     candidates: int = 8  # ReLUs that are tried for a split
+    downhill: int = 8  # steps on the network from the points where bounds are lowest
     leaf: int = 10  # so many kinks left are for the exact solver
 
 
@@ -86,15 +88,23 @@ class _Search:
                 pool = others.join(self._without_leaves(chosen, every=True))
                 continue
             back = self._bounds.back(chosen.parts)
-            broken = self._question.broken_by(
-                self._bounds.lowest(back.inputs).view(-1, *self._question.lower.shape[1:])
-            )
+            broken = self._tried(chosen.parts, back)
             if broken is not None:
                 return Answer(lowest, broken)
             kinks = to_split(self._bounds, chosen.parts, back, self._effort.candidates)
             halves = _Pool(chosen.parts.split(kinks), chosen.bounds.repeat(2))
             pool = others.join(self._bounded(halves))
         return self._end or Answer(self.settled)
+
+    def _tried(self, parts: Parts, back: Back) -> Tensor | None:
+        """A counterexample among the points where the linear bounds are lowest, or downhill from the lowest of them."""
+        points = self._bounds.lowest(back.inputs).view(-1, *self._question.lower.shape[1:])
+        broken = self._question.broken_by(points)
+        if broken is not None or self._effort.downhill == 0:
+            return broken
+        some = back.lower.topk(min(len(points), 8), largest=False).indices
+        which = [self._left[k] for k in parts.which[some].tolist()]
+        return downhill(self._question, points[some], which, steps=self._effort.downhill)
 
     def _chosen(self, pool: _Pool) -> tuple[_Pool, _Pool]:
         """The parts to split next: the lowest, but the deepest when there is little room; and the others."""

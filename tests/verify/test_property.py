@@ -1,0 +1,159 @@
+"""Properties: sat with a point that shows it, unsat only where no point does, and neither without a reason."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from networks import network
+from torch import Tensor, nn
+
+from advibp import UserError
+from advibp.verify.falsify import falsify
+from advibp.verify.property import decide
+from advibp.verify.question import Question
+from advibp.verify.vnnlib import Case, Property, read, write
+
+torch.set_num_threads(1)
+
+
+def holds(asked: Property, x: Tensor, y: Tensor, slack: float = 0.0) -> bool:
+    return any(
+        bool((x >= case.lower).all() and (x <= case.upper).all())
+        and any(bool((rows @ y + offsets <= slack).all()) for rows, offsets in case.disjuncts)
+        for case in asked.cases
+    )
+
+
+def asked_of(net: nn.Module, shape: tuple[int, ...], seed: int) -> Property:
+    """Two boxes, each with one or two conjunctions that hold at some of its points, or nearly."""
+    dice = torch.Generator().manual_seed(seed)
+    cases = []
+    for _ in range(2):
+        lower = torch.rand(math.prod(shape), generator=dice, dtype=torch.float64)
+        upper = lower + 0.3 * torch.rand(len(lower), generator=dice, dtype=torch.float64)
+        points = lower + (upper - lower) * torch.rand(200, len(lower), generator=dice, dtype=torch.float64)
+        with torch.no_grad():
+            outputs = net(points.view(-1, *shape))
+        disjuncts = []
+        for count in torch.randint(1, 3, (2,), generator=dice).tolist():
+            rows = torch.randn(count, outputs.shape[1], generator=dice, dtype=torch.float64)
+            values = outputs @ rows.T
+            far = torch.rand((), generator=dice, dtype=torch.float64) * 0.6 - 0.2
+            disjuncts.append((rows, -(values.amin(0) - far * (values.amax(0) - values.amin(0)))))
+        cases.append(Case(lower, upper, disjuncts))
+    return Property(math.prod(shape), 3, cases)
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 10_000), kind=st.sampled_from(["fc", "few relus", "residual", "pooling", "smooth fc"]))
+def test_a_verdict_is_right(seed: int, kind: str) -> None:
+    made = network(seed, kind)
+    asked = asked_of(made.net, made.shape, seed)
+    found = decide(made.net, made.shape, asked, seconds=10)
+    if found.verdict == "sat":
+        assert found.x is not None
+        assert found.y is not None
+        with torch.no_grad():
+            assert torch.equal(made.net(found.x.view(1, *made.shape))[0], found.y)
+        assert holds(asked, found.x, found.y)
+    else:
+        assert found.x is None
+    if found.verdict == "unsat":
+        dice = torch.Generator().manual_seed(seed + 1)
+        for case in asked.cases:
+            some = torch.rand(500, asked.inputs, generator=dice, dtype=torch.float64)
+            points = case.lower + (case.upper - case.lower) * some.mul(2).sub(0.5).clamp(0, 1)
+            with torch.no_grad():
+                outputs = made.net(points.view(-1, *made.shape))
+            assert not any(holds(asked, x, y) for x, y in zip(points, outputs, strict=True))
+    assert found.verdict != "timeout"
+
+
+def simple() -> nn.Module:
+    """y = relu(x) on two inputs."""
+    net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 2, bias=False))
+    with torch.no_grad():
+        net[0].weight.copy_(torch.eye(2))
+        net[2].weight.copy_(torch.eye(2))
+    return net
+
+
+def one(lower: list[float], upper: list[float], rows: list[list[float]], offsets: list[float]) -> Property:
+    ends = [torch.tensor(end, dtype=torch.float64) for end in (lower, upper)]
+    conjunction = torch.tensor(rows, dtype=torch.float64).view(-1, 2), torch.tensor(offsets, dtype=torch.float64)
+    return Property(2, 2, [Case(*ends, [conjunction])])
+
+
+def test_rows_of_a_conjunction_must_hold_together() -> None:
+    """y_0 <= 0.2 and y_0 >= 0.8: each can hold, both can't, and no single row shows it."""
+    both = one([-1, -1], [1, 1], [[1, 0], [-1, 0]], [-0.2, 0.8])
+    assert decide(simple(), (2,), both, seconds=20).verdict == "unsat"
+    for k in (0, 1):
+        rows, offsets = both.cases[0].disjuncts[0]
+        single = Property(
+            2, 2, [Case(both.cases[0].lower, both.cases[0].upper, [(rows[k : k + 1], offsets[k : k + 1])])]
+        )
+        assert decide(simple(), (2,), single).verdict == "sat"
+
+
+def test_what_holds_everywhere_is_sat_and_nothing_asked_is_unsat() -> None:
+    assert decide(simple(), (2,), one([0, 0], [1, 1], [], [])).verdict == "sat"
+    assert decide(simple(), (2,), Property(2, 2, [])).verdict == "unsat"
+
+
+def test_a_curved_network_is_proved_or_open() -> None:
+    net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2))
+    far = one([0, 0], [1, 1], [[1, 0]], [1000.0])
+    assert decide(net, (2,), far).verdict == "unsat"
+
+
+def test_without_time_it_is_a_timeout() -> None:
+    made = network(3, "residual")
+    asked = asked_of(made.net, made.shape, 3)
+    assert decide(made.net, made.shape, asked, seconds=0.0).verdict in ("timeout", "sat")
+
+
+def test_what_does_not_belong_together_is_refused() -> None:
+    with pytest.raises(UserError, match="about 2 inputs, but the network takes 3"):
+        decide(nn.Linear(3, 2), (3,), one([0, 0], [1, 1], [[1, 0]], [0]))
+    with pytest.raises(UserError, match="about 2 outputs"):
+        decide(nn.Linear(2, 3), (2,), one([0, 0], [1, 1], [[1, 0]], [0]))
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 10_000))
+def test_a_written_property_asks_the_same_as_the_question(seed: int) -> None:
+    made = network(seed, "few relus")
+    x = torch.rand(1, *made.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    with torch.no_grad():
+        label = int(made.net(x.clone()).argmax())
+    asked = Question.robustness(made.net, x, label, 0.1, 3)
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / "p.vnnlib"
+        write(file, asked.lower.flatten(), asked.upper.flatten(), label, 3)
+        again = read(file)
+    assert torch.equal(again.cases[0].lower, asked.lower.flatten())
+    assert torch.equal(again.cases[0].upper, asked.upper.flatten())
+    for (rows, offsets), (theirs, shifts) in zip(again.cases[0].disjuncts, asked.unsafe, strict=True):
+        assert torch.equal(rows, theirs)
+        assert torch.equal(offsets, shifts)
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 10_000), kind=st.sampled_from(["fc", "residual", "pooling", "smooth conv"]))
+def test_an_attack_returns_what_breaks_the_network_or_nothing(seed: int, kind: str) -> None:
+    made = network(seed, kind)
+    x = torch.rand(1, *made.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    with torch.no_grad():
+        label = int(made.net(x.clone()).argmax())
+    broken = falsify(Question.robustness(made.net, x, label, 0.3, 3), seed=seed)
+    if broken is not None:
+        assert (broken - x).abs().max() <= 0.3 + 1e-12
+        with torch.no_grad():
+            assert int(made.net(broken.clone()).argmax()) != label
