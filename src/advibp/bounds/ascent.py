@@ -19,7 +19,7 @@ class Variable(NamedTuple):
 
     start: Tensor
     free: Tensor
-    span: tuple[float | None, float | None]
+    span: tuple[float, float]
 
 
 class Highest(NamedTuple):
@@ -40,8 +40,8 @@ def ascend(
 ) -> Highest:
     """By Adam, from `lower`(numbers of each variable) -> bounds (R,), until all are above `enough`.
 
-    There is a bound to return only if no step of the first evaluation fails; a NaN is none. No evaluation but the first
-    begins after the deadline, a time of `time.monotonic`.
+    A NaN is no bound: a row that has none other gets -inf. After the deadline, a time of `time.monotonic`, no evaluation
+    but the first begins.
     """
     numbers = [v.start.detach().clone().clamp_(*v.span).requires_grad_() for v in variables]
     optimizer = torch.optim.Adam(numbers, lr=lr, maximize=True)
@@ -56,7 +56,8 @@ def ascend(
         best = torch.where(better, value, best)
         for kept, number in zip(at, numbers, strict=True):
             kept[better] = number.detach()[better]
-        if step == steps or bool((best > enough).all()) or time.monotonic() > deadline:
+        over = step == steps or bool((best > enough).all()) or time.monotonic() > deadline
+        if over or not found.requires_grad:  # (nothing depends on a choice)
             break
         grads = torch.autograd.grad(found, numbers, torch.ones_like(found), allow_unused=True)
         for number, grad, variable in zip(numbers, grads, variables, strict=True):

@@ -32,7 +32,7 @@ from advibp.bounds.transpose import Rows, copied, is_affine, mixes, take_back
 from advibp.bounds.zonotope import Zonotope
 from advibp.errors import UserError
 
-Slopes = dict[int, Tensor]  # activation -> a number for each of its neurons and each row (R, ...)
+Slopes = dict[int, Tensor]  # node -> slopes of its lower lines (R, ...)
 #: Rows of A at the value of an activation -> those at what enters it, and constants (R,).
 Through = Callable[[int, Tensor], tuple[Tensor, Tensor]]
 
@@ -178,19 +178,10 @@ class LinearBounds:
 
     # ------------------------------------------------------------------------------------------ the way back
 
-    def lower(
-        self,
-        index: int,
-        a: Tensor,
-        image: Tensor | None = None,
-        slopes: Slopes | None = None,
-        multipliers: Slopes | None = None,
-    ) -> Tensor:
+    def lower(self, index: int, a: Tensor, image: Tensor | None = None, slopes: Slopes | None = None) -> Tensor:
         """Lower bounds (R,) of the rows of A (R, ...) at a node's value; `image` (R,) are their images in the batch.
 
-        Without `image` each image has the same number of rows, in order. `slopes` (R, ...) of lower lines, by
-        activation, need `image`. So do `multipliers` (R, ...), which are added to the rows where they have passed an
-        activation: the bounds are then those of the rows plus this linear function of what enters it.
+        Without `image` each image has the same number of rows, in order. `slopes` (R, ...) need `image`.
         """
         per_image = max(1, len(a) // len(self.box))
         size = self.at_once if image is not None else max(1, self.at_once // per_image) * per_image
@@ -201,9 +192,8 @@ class LinearBounds:
             if image is not None:
                 whose = image[part]
             own = {i: s[part] for i, s in slopes.items()} if slopes else {}
-            added = {i: m[part] for i, m in multipliers.items()} if multipliers else {}
             with exactly(a.device.type):
-                ways.append(self._lowest(*self.take_back(index, a[part], self.relaxed(whose, own, added)), whose))
+                ways.append(self._lowest(*self.take_back(index, a[part], self.relaxed(whose, own)), whose))
         return torch.cat(ways) if ways else a.new_zeros(0)
 
     def _lowest(self, a: Tensor, constant: Tensor, whose: Tensor | slice) -> Tensor:
@@ -230,16 +220,9 @@ class LinearBounds:
                 pending[ref] = _added(pending[ref], before) if ref in pending else before
         return pending.get(0, self.box.center.new_zeros(len(a), *self.box.shape[1:])), constant
 
-    def relaxed(
-        self, whose: Tensor | slice, slopes: Slopes | None = None, multipliers: Slopes | None = None
-    ) -> Through:
+    def relaxed(self, whose: Tensor | slice, slopes: Slopes | None = None) -> Through:
         """Past an activation by the line that is sound for the sign of a coefficient. `whose` are the rows' images."""
-
-        def through(number: int, a: Tensor) -> tuple[Tensor, Tensor]:
-            before, constant = self._through(number, a, whose, slopes.get(number) if slopes else None)
-            return before + multipliers[number] if multipliers and number in multipliers else before, constant
-
-        return through
+        return lambda number, a: self._through(number, a, whose, slopes.get(number) if slopes else None)
 
     def _through_affine(self, number: int, a: Any) -> tuple[dict[int, Any], Tensor]:
         node = self.tape.nodes[number]

@@ -44,11 +44,7 @@ class Parts(NamedTuple):
 
     def split(self, kinks: Tensor) -> Parts:
         """The parts of each in which one of its kinks (D,) is on, and after them those in which it is off."""
-        sides = []
-        for sign in (1, -1):
-            signs = self.signs.scatter(1, kinks.unsqueeze(1), sign)
-            sides.append(self._replace(signs=signs))
-        return Parts.join(sides)
+        return Parts.join([self._replace(signs=self.signs.scatter(1, kinks.unsqueeze(1), sign)) for sign in (1, -1)])
 
 
 class Back(NamedTuple):
@@ -74,12 +70,13 @@ class SplitBounds:
         rows = torch.tensor([len(f.constants) for f in functions], device=self._center.device)
         self._present = torch.arange(most, device=rows.device) < rows.unsqueeze(1)  # (F, R)
         self._blocks: list[tuple[slice, Tensor]] = []  # the kinks of an activation, and what enters them
-        lines = [self._add(kinks, number, found) for number, found in kinks.of.items()]
-        self._off, self._up_slope, self._up_shift, self.lower_ends, self.upper_ends = (
-            torch.cat(numbers) if lines else self._center.new_zeros(0) for numbers in zip(*lines, strict=True)
+        lines = [self._add(kinks, number, found) for number, found in kinks.of.items() if len(found.outputs)]
+        none = (self._center.new_zeros(0),) * 5
+        self._off, self._up_slope, self._up_shift, self._lower, self._upper = (
+            torch.cat(numbers) for numbers in zip(none, *lines, strict=True)
         )
         #: (V,) whether a kink is a ReLU, which can be split.
-        self.bends = self.upper_ends.isfinite()
+        self.bends = self._upper.isfinite()
 
     def _add(self, kinks: Kinks, number: int, found: Bends | Choices) -> tuple[Tensor, ...]:
         columns = kinks.columns(number)
@@ -90,8 +87,8 @@ class SplitBounds:
             ends = found.lower, found.upper
         else:  # below a window is the element whose lower bound is largest, above it a constant
             pick = [int(lower.argmax()) for lower in found.lower]
-            elements = torch.stack([e[p] for e, p in zip(found.elements, pick, strict=True)]) if pick else found.outputs
-            shift = torch.stack([upper.max() for upper in found.upper]) if pick else self._center.new_zeros(0)
+            elements = torch.stack([e[p] for e, p in zip(found.elements, pick, strict=True)])
+            shift = torch.stack([upper.max() for upper in found.upper])
             chord = off = torch.zeros_like(shift)
             ends = (torch.full_like(shift, math.inf),) * 2
         matrix = _joined(kinks.elements(found.entering, elements))[:, : len(self._center) + 1 + columns.start]
@@ -102,7 +99,7 @@ class SplitBounds:
         """The whole box, once for each function."""
         count, kinks = len(self._functions), len(self._off)
         signs = torch.zeros(count, kinks, dtype=torch.int8, device=self._off.device)
-        slopes = ((self.upper_ends > -self.lower_ends) | ~self.bends).to(torch.float32).repeat(count, 1)
+        slopes = ((self._upper > -self._lower) | ~self.bends).to(torch.float32).repeat(count, 1)
         which = torch.arange(count, device=signs.device)
         weights = torch.zeros(self._present.shape, device=signs.device)
         return Parts(which, signs, slopes, torch.zeros_like(slopes), weights)
@@ -153,22 +150,22 @@ class SplitBounds:
         """What the bounds lose at most (D, V) by the lines around each kink, for the coefficients that `arrived` there;
         -1 for those that can't be split, or are."""
         slopes = parts.slopes.to(arrived)
-        below = torch.maximum((1 - slopes) * self.upper_ends, -slopes * self.lower_ends) * (1 - self._off)
+        below = torch.maximum((1 - slopes) * self._upper, -slopes * self._lower) * (1 - self._off)
         lost = torch.where(arrived < 0, -arrived * self._up_shift, arrived * below)
         return lost.masked_fill(~self.bends | (parts.signs != 0), -1.0)
 
     # ------------------------------------------------------------------------------------------ the best of many
 
-    def ascend(self, parts: Parts, *, steps: int, lr: float, enough: float, deadline: float) -> tuple[Tensor, Parts]:
+    def ascend(self, parts: Parts, *, steps: int, enough: float, deadline: float = math.inf) -> tuple[Tensor, Parts]:
         """Higher bounds (D,), and the parts with the numbers that led to them. What is above `enough` may stay."""
         decided, like, fixed = self._decided(parts), self._center.dtype, self._objectives(parts)
         known, unit = parts.signs != 0, self._units(self._back(fixed, decided, parts).kinks.detach())
         variables = [
             Variable(parts.slopes.to(like), self.bends & ~known, (0.0, 1.0)),
-            Variable(parts.multipliers / unit, known, (0.0, None)),
+            Variable(parts.multipliers / unit, known, (0.0, math.inf)),
         ]
         if parts.weights.shape[1] > 1:
-            variables.append(Variable(parts.weights.to(like), self._present[parts.which], (None, None)))
+            variables.append(Variable(parts.weights.to(like), self._present[parts.which], (-math.inf, math.inf)))
 
         def at(numbers: list[Tensor]) -> Parts:
             slopes, multipliers, *weights = numbers
@@ -178,19 +175,14 @@ class SplitBounds:
             own = at(numbers)
             return self._back(self._objectives(own) if len(numbers) > 2 else fixed, decided, own).lower
 
-        best = ascend(lower, variables, steps=steps, lr=lr, enough=enough, deadline=deadline)
+        best = ascend(lower, variables, steps=steps, lr=0.25, enough=enough, deadline=deadline)
         return best.bounds, Parts(*(new.to(old) for new, old in zip(at(best.at), parts, strict=True)))
 
     def _units(self, arrived: Tensor) -> Tensor:
-        import os
-        m=os.environ.get('UNIT','block'); f=float(os.environ.get('UF','1'))
-        if m=='one': return torch.full_like(arrived, f)
-        if m=='all': return f*arrived.abs().mean(1,keepdim=True).clamp(min=1e-6).expand_as(arrived)
-        if m=='rms': return f*arrived.square().mean(1,keepdim=True).sqrt().clamp(min=1e-6).expand_as(arrived)
-        out=torch.empty_like(arrived)
-        for columns,_ in self._blocks:
-            out[:,columns]=f*arrived[:,columns].abs().mean(1,keepdim=True).clamp(min=1e-6)
-        return out
+        """What multipliers are counted in: a share of the coefficients that arrive at the same activation. Otherwise
+        steps that suit slopes would be too long for some networks, and too short for others."""
+        means = [arrived[:, columns].abs().mean(1, keepdim=True).expand(-1, len(m)) for columns, m in self._blocks]
+        return 0.2 * torch.cat([arrived[:, :0], *means], 1).clamp(min=1e-6)
 
 
 def _joined(functions: Linear) -> Tensor:

@@ -1,26 +1,32 @@
-import torch, os
+"""Which ReLU to split: filtered smart branching (De Palma et al. 2021).
+
+What a bound loses at the lines around a ReLU is known from the way back to it, and tells the candidates. Of each of
+them both halves are bounded, by one way back. A wrong choice doubles all that is below it, so the fewer parts there are
+to split, the more candidates they have.
+"""
+
+from __future__ import annotations
+
+import torch
 from torch import Tensor
 
 from advibp.bounds.split import Back, Parts, SplitBounds
 from advibp.verify.question import PROVED
-LOOK=int(os.environ.get('LOOK','0')); SCORE=os.environ.get('SCORE','min'); TRIES=int(os.environ.get('TRIES','1024'))
 
-def to_split(bounds: SplitBounds, parts: Parts, back: Back, candidates: int) -> Tensor:
+#: Candidates of all parts together, and of each at least.
+_TOGETHER, _EACH = 256, 8
+
+
+def to_split(bounds: SplitBounds, parts: Parts, back: Back) -> Tensor:
+    """A ReLU (D,) of each part, all of which have one that can be split. back: the way back of the parts."""
     losses = bounds.losses(parts, back.kinks)
-    candidates = max(candidates, TRIES // (2*len(losses)))
-    lost, kinks = losses.topk(min(candidates, losses.shape[1]), 1)
-    count, some = kinks.shape
-    if some == 1:
-        return kinks[:, 0]
+    count = len(losses)
+    some = min(max(_EACH, _TOGETHER // count), losses.shape[1])
+    lost, kinks = losses.topk(some, 1)
     each = torch.arange(count, device=kinks.device).repeat_interleave(some)
-    halves = parts.take(each).split(kinks.flatten())
-    if LOOK:
-        lower = bounds.ascend(halves, steps=LOOK, lr=.25, enough=PROVED, deadline=1e99)[0]
-    else: lower = bounds.back(halves).lower
-    lower = lower.view(2, count, some)
-    gain = (lower.clamp(max=PROVED) - back.lower.unsqueeze(1)).clamp(min=0)
-    if SCORE=='min': gain = gain.amin(0) + 1e-2 * gain.amax(0)
-    else:
-        floor = 1e-3*(PROVED-back.lower).unsqueeze(1)
-        gain = (gain+floor).prod(0)
-    return kinks.gather(1, gain.masked_fill(lost < 0, -torch.inf).argmax(1, keepdim=True)).squeeze(1)
+    lower = bounds.back(parts.take(each).split(kinks.flatten())).lower.view(2, count, some)
+    # Both halves have to be closed: the product prefers what helps both. Above the threshold nothing is gained.
+    gains = (lower.clamp(max=PROVED) - back.lower.unsqueeze(1)).clamp(min=0)
+    gain = (gains + 1e-3 * (PROVED - back.lower).unsqueeze(1)).prod(0)
+    best = gain.masked_fill(lost < 0, -torch.inf).argmax(1, keepdim=True)
+    return kinks.gather(1, best).squeeze(1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from advibp.verify.question import Question
 
 
-def downhill(question: Question, points: Tensor, which: Sequence[int], *, steps: int) -> Tensor | None:
+def downhill(question: Question, points: Tensor, which: Sequence[int], *, steps: int = 8) -> Tensor | None:
     """A counterexample on the way of some points (D, ...), each to where the margin of its conjunction is small.
 
     By the gradient's signs, with steps from a half of the box down to a tenth of that.
