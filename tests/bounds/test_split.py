@@ -1,4 +1,4 @@
-"""Bounds over parts of a box: on the whole those of CROWN, sound at all points of a part, exact where all is decided."""
+"""Bounds over parts of a box: on the whole those of CROWN, sound at all points of a part, exact if all is decided."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_what_is_decided_is_affine(seed: int) -> None:
 
 @torch.no_grad()
 def test_a_multiplier_closes_a_part_that_is_empty() -> None:
-    """x in [-1, 1]; relu(x) on and relu(-x - 1/2) on: there is no such x, and bounds grow beyond -1/2, the affine function's value."""
+    """x in [-1, 1], relu(x) and relu(-x - 1/2) on: there is no such x, and the bound -1/2 of their sum can be raised."""
     net = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1)).double()
     net[0].weight.copy_(torch.tensor([[1.0], [-1.0]]))
     net[0].bias.copy_(torch.tensor([0.0, -0.5]))

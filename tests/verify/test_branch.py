@@ -42,6 +42,7 @@ def exact_margin(asked: Question) -> float:
     for k in range(len(asked.unsafe)):
         linear = kinks.linear(output, *asked.conjunction(k))
         solved = Program(kinks, output, integer=True, largest_of=linear).minimise()
+        assume(solved.lower > -math.inf)  # HiGHS may fail
         found = min(found, solved.lower)
     return found
 

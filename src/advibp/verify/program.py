@@ -32,6 +32,10 @@ _TOLERANCE = 1e-9
 _SLACK = 1e-7
 _LARGE = 1e12
 _ERROR = highspy.HighsStatus.kError
+#: How a mixed integer program may end for its dual bound to count.
+_BOUNDED = frozenset(
+    getattr(highspy.HighsModelStatus, name) for name in ("kOptimal", "kInterrupt", "kTimeLimit", "kInfeasible")
+)
 
 
 class Split(NamedTuple):
@@ -267,7 +271,9 @@ class Program:
         if status == highspy.HighsModelStatus.kInfeasible:
             return Solved(math.inf if self.has_choices or self._is_empty() else -math.inf, None, True)
         if self.has_choices:
-            return Solved(info.mip_dual_bound + constant, x, finished)
+            # After an error the bound that HiGHS reports is no bound: it was seen above the value of a point.
+            lower = info.mip_dual_bound + constant if status in _BOUNDED else -math.inf
+            return Solved(lower, x, finished)
         dual = np.array(solution.row_dual) if solution.dual_valid else np.zeros(self._rows)
         return Solved(self._weak(cost, dual) + constant, x, finished)
 
