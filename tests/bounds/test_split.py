@@ -109,7 +109,7 @@ def test_what_is_decided_is_affine(seed: int) -> None:
 
 @torch.no_grad()
 def test_a_multiplier_closes_a_part_that_is_empty() -> None:
-    """x in [-1, 1], relu(x) and relu(-x - 1/2) on: there is no such x, and the bound -1/2 of their sum can be raised."""
+    """x in [-1, 1], relu(x) and relu(-x - 1/2) on: there is no such x, so the bound -1/2 of their sum rises."""
     net = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1)).double()
     net[0].weight.copy_(torch.tensor([[1.0], [-1.0]]))
     net[0].bias.copy_(torch.tensor([0.0, -0.5]))

@@ -40,8 +40,8 @@ def ascend(
 ) -> Highest:
     """By Adam, from `lower`(numbers of each variable) -> bounds (R,), until all are above `enough`.
 
-    A NaN is no bound: a row that has none other gets -inf. After the deadline, a time of `time.monotonic`, only the first
-    evaluation is made.
+    A NaN is no bound: a row that has none other gets -inf. After the deadline, a time of `time.monotonic`, there is
+    only the first evaluation.
     """
     numbers = [v.start.detach().clone().clamp_(*v.span).requires_grad_() for v in variables]
     optimizer = torch.optim.Adam(numbers, lr=lr, maximize=True)

@@ -37,7 +37,7 @@ def branch(
 
     batch: how many parts are split together. most_open: how many are in memory, unless there are more conjunctions; a
     part takes 9 bytes for each kink of the network over the whole box. steps: of the ascent to the best bound of a
-    part. leaf: a part with so many kinks left is solved exactly.
+    part. leaf: a part with so many ReLUs left to split is solved exactly.
     """
     deadline = time.monotonic() + seconds
     with torch.no_grad():
@@ -137,7 +137,7 @@ class _Search:
         closed, still = _Pool(parts, bounds).apart(bounds > PROVED)
         self._settled = min([self._settled, *closed.bounds.tolist()])
         undecided = still.parts.signs == 0
-        leaf = (undecided.sum(1) <= self._effort.leaf) | ~(undecided & self._bounds.bends).any(1)
+        leaf = (undecided & self._bounds.bends).sum(1) <= self._effort.leaf  # windows can't be split
         leaves, others = still.apart(leaf)
         return others.join(self._solved(leaves))
 

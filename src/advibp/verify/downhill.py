@@ -25,7 +25,7 @@ def downhill(question: Question, points: Tensor, which: Sequence[int], *, steps:
             return broken
         with torch.enable_grad():
             moving = points.detach().requires_grad_()
-            outputs = question.net(moving.clone()).double()  # (a copy, for the network may write to it)
+            outputs = question.net(moving.to(question.dtype, copy=True)).double()  # (the network may write to it)
             margins = [(y @ c.T + d).max() for y, (c, d) in zip(outputs, rows, strict=True)]
             (slope,) = torch.autograd.grad(torch.stack(margins).sum(), moving)
         points = points - 0.5 * 0.1 ** (step / steps) * width * slope.sign()

@@ -18,6 +18,7 @@ from advibp.bounds.alpha import alpha_margins
 from advibp.bounds.linear import LinearBounds
 from advibp.bounds.zonotope import Zonotope
 from advibp.errors import UserError
+from advibp.verify.branch import branch
 from advibp.verify.ibp import worst
 from advibp.verify.milp import milp
 from advibp.verify.question import Answer, Question
@@ -100,11 +101,11 @@ class Search(Protocol):
 
 
 #: Of one image at a time; cheapest first.
-SEARCHES: dict[str, Search] = {"refinezono": refinezono, "milp": milp}
+SEARCHES: dict[str, Search] = {"refinezono": refinezono, "bab": branch, "milp": milp}
 
 VERIFIERS = (*PROVERS, *SEARCHES)
 #: Who is asked by the name `complete`: nothing stays open but for time.
-COMPLETE = ("ibp", "crown-ibp", "crown", "alpha-crown", "milp")
+COMPLETE = ("ibp", "crown-ibp", "crown", "alpha-crown", "bab", "milp")
 
 
 def in_order(names: str | Sequence[str], among: Sequence[str] = VERIFIERS) -> list[str]:
