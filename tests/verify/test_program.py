@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
+import highspy
 import numpy as np
+import pytest
 import torch
 from exact import exact_margins
 from hypothesis import given, settings
@@ -176,3 +178,15 @@ def test_without_time_there_is_a_bound() -> None:
     solved = Program(kinks, bounds.tape.output, integer=True).minimise(row, seconds=0.0)
     assert not solved.finished
     assert -math.inf < solved.lower
+
+
+def test_a_solver_that_gives_up_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HiGHS has been seen to end with an error and a dual bound above the true minimum."""
+    _, _, bounds, label = case(3, "few relus", 0.5)
+    kinks = Kinks(bounds)
+    row = kinks.linear(bounds.tape.output, margin_row(bounds, label, (label + 1) % 3))
+    program = Program(kinks, bounds.tape.output, integer=True)
+    assert program.has_choices
+    assert program.minimise(row).lower > -math.inf
+    monkeypatch.setattr(program._highs, "getModelStatus", lambda: highspy.HighsModelStatus.kSolveError)
+    assert program.minimise(row).lower == -math.inf

@@ -26,13 +26,14 @@ from torch import Tensor
 
 from advibp.bounds.kinks import Bends, Kinks, Linear
 
-#: What counts as feasible; the default, 1e-6, times a large coefficient would reach the threshold of a proof.
-_TOLERANCE = 1e-9
+#: What counts as feasible. The default, 1e-6, times a large coefficient would reach the threshold of a proof; with 1e-9
+#: HiGHS gives up on some programs.
+_TOLERANCE = 1e-7
 #: Bounds are widened by this share: they were computed with rounding errors, and must not cut off the network.
 _SLACK = 1e-7
 _LARGE = 1e12
 _ERROR = highspy.HighsStatus.kError
-#: How a mixed integer program may end for its dual bound to count.
+#: How a mixed integer program may end for its dual bound to count. (After kSolveError it has been seen to be wrong.)
 _BOUNDED = frozenset(
     getattr(highspy.HighsModelStatus, name) for name in ("kOptimal", "kInterrupt", "kTimeLimit", "kInfeasible")
 )
