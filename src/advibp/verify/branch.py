@@ -19,7 +19,7 @@ from torch import Tensor
 from advibp.bounds.kinks import Kinks
 from advibp.bounds.split import Back, Parts, SplitBounds
 from advibp.verify.branching import to_split
-from advibp.verify.downhill import downhill
+from advibp.verify.falsify import downhill
 from advibp.verify.leaves import Leaves
 from advibp.verify.question import PROVED, Answer, Question
 
@@ -128,7 +128,7 @@ class _Search:
         if broken is not None:
             return broken
         some = back.lower.topk(min(8, len(points)), largest=False).indices
-        return downhill(self._question, points[some], [self._left[k] for k in parts.which[some].tolist()])
+        return downhill(self._question, points[some], torch.tensor(self._left)[parts.which[some].cpu()])
 
     def _bounded(self, pool: _Pool) -> _Pool:
         """What stays open of parts; the bounds they come with are those of what they are parts of."""

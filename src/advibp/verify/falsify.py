@@ -1,8 +1,4 @@
-"""An attack on a question: points of its box that go down towards each of the conjunctions that must not hold.
-
-From the middle and from random points, by signed gradient steps that become smaller, on the largest row of the
-conjunction a point is meant for.
-"""
+"""An attack on a question: from some points of its box downhill, each towards a conjunction that must not hold."""
 
 from __future__ import annotations
 
@@ -18,32 +14,41 @@ from advibp.verify.question import Question
 def falsify(
     question: Question, *, seconds: float = math.inf, steps: int = 40, starts: int = 8, most: int = 256, seed: int = 0
 ) -> Tensor | None:
-    """A point (1, ...) that breaks the network, if one is found with at most `most` points at once."""
-    deadline = time.monotonic() + seconds
-    lower, upper = (end.to(question.dtype) for end in (question.lower, question.upper))
+    """A point (1, ...) that breaks the network, if one is found from the middle and from random points.
+
+    `starts` for each conjunction; of many conjunctions some are chosen by chance, for `most` points in all.
+    """
+    if any(len(rows) == 0 for rows, _ in question.unsafe):  # it holds everywhere
+        return question.broken_by(question.lower)
     chance = torch.Generator().manual_seed(seed)
-    conjunctions = [(rows.to(lower), offsets.to(lower)) for rows, offsets in question.unsafe if len(rows)]
-    if len(conjunctions) < len(question.unsafe):  # one has no rows: it holds everywhere
-        return question.broken_by(lower)
-    kept = torch.randperm(len(conjunctions), generator=chance)[: max(1, most // starts)].tolist()
-    conjunctions = [conjunctions[k] for k in sorted(kept)]
-    if not conjunctions:
-        return None
-    share = torch.rand(len(conjunctions) * starts, *lower.shape[1:], generator=chance, dtype=torch.float64)
+    which = torch.randperm(len(question.unsafe), generator=chance)[: max(1, most // starts)].repeat_interleave(starts)
+    share = torch.rand(len(which), *question.lower.shape[1:], generator=chance, dtype=torch.float64)
     share[::starts] = 0.5
-    x = lower + (upper - lower) * share.to(lower)
+    points = question.lower + (question.upper - question.lower) * share.to(question.lower)
+    return downhill(question, points, which, steps=steps, deadline=time.monotonic() + seconds)
+
+
+def downhill(
+    question: Question, points: Tensor, which: Tensor, *, steps: int = 8, deadline: float = math.inf
+) -> Tensor | None:
+    """A counterexample on the way of some points (D, ...), each to where the margin of its conjunction (D,) is small.
+
+    By the gradient's signs, with steps from a half of the box down to a tenth of that.
+    """
+    width, which = question.upper - question.lower, which.to(points.device)
+    points = points.to(question.lower)
     for step in range(steps + 1):
-        broken = question.broken_by(x)
-        if broken is not None or step == steps or time.monotonic() > deadline:
+        points = torch.minimum(torch.maximum(points, question.lower), question.upper)
+        broken = question.broken_by(points)
+        if broken is not None or step == steps or len(points) == 0 or time.monotonic() > deadline:
             return broken
-        x = x.detach().requires_grad_()
         with torch.enable_grad():
-            outputs = question.net(x).unflatten(0, (len(conjunctions), starts))
-            down = sum(
-                (output @ rows.T + offsets).amax(1).sum()
-                for output, (rows, offsets) in zip(outputs, conjunctions, strict=True)
-            )
-            (gradient,) = torch.autograd.grad(down, x)
-        pace = (upper - lower) * (0.25 * 0.9**step)
-        x = torch.minimum(torch.maximum(x.detach() - pace * gradient.sign(), lower), upper)
+            moving = points.detach().requires_grad_()
+            outputs = question.net(moving.to(question.dtype, copy=True)).double()  # (the network may write to it)
+            margins = []
+            for k in which.unique().tolist():
+                rows, offsets = (part.to(outputs) for part in question.unsafe[k])
+                margins.append((outputs[which == k] @ rows.T + offsets).amax(1))
+            (slope,) = torch.autograd.grad(torch.cat(margins).sum(), moving)
+        points = points - 0.5 * 0.1 ** (step / steps) * width * slope.sign()
     return None

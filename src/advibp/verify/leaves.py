@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import time
-
-import torch
 from torch import Tensor
 
 from advibp.bounds.kinks import Bends, Kinks
+from advibp.verify.milp import settled
 from advibp.verify.program import Program, Split
-from advibp.verify.question import PROVED, Answer, Question
+from advibp.verify.question import Answer, Question
 
 
 class Leaves:
@@ -35,20 +32,7 @@ class Leaves:
         rows, offsets = self._question.conjunction(k)
         linear, one = kinks.linear(output, rows, offsets), len(rows) == 1
         program = Program(kinks, output, integer=True, splits=splits, largest_of=None if one else linear)
-        margin = -math.inf
-        # Where rounding errors save the network from the first point that is low enough, the lowest may still break it.
-        for below in (-PROVED, -math.inf):
-            left = deadline - time.monotonic()
-            solved = program.minimise(linear if one else None, seconds=left, above=PROVED, below=below)
-            margin = max(margin, solved.lower)
-            if solved.x is not None:
-                point = torch.from_numpy(solved.x).view(self._question.lower.shape).to(self._question.lower.device)
-                broken = self._question.broken_by(point)
-                if broken is not None:
-                    return Answer(margin, broken)
-            if solved.lower > PROVED or not solved.finished:
-                break
-        return Answer(margin, in_time=solved.finished)
+        return settled(self._question, program, linear if one else None, deadline)
 
     def _boxes(self, splits: list[Split]) -> dict[int, tuple[Tensor, Tensor]]:
         """The boxes of what enters activations, cut at 0 where a split says so."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
-from advibp.bounds.kinks import Kinks
-from advibp.verify.program import Program, Solved
+from advibp.bounds.kinks import Kinks, Linear
+from advibp.verify.program import Program
 from advibp.verify.question import PROVED, Answer, Question
 
 
@@ -35,20 +35,25 @@ def milp(question: Question, *, seconds: float = math.inf) -> Answer:
         linear = kinks.linear(output, rows, offsets)
         one = len(rows) == 1
         program = shared if one else Program(kinks, output, integer=True, largest_of=linear)
-        # Where rounding errors save the network from the first point that is low enough, the lowest may still break it.
-        for below in (-PROVED, -math.inf):
-            left = deadline - time.monotonic()
-            solved = program.minimise(linear if one else None, seconds=left, above=PROVED, below=below)
-            broken = question.broken_by(_point(question, solved)) if solved.x is not None else None
-            margins[k] = max(margins[k], solved.lower)
-            if broken is not None:
-                return Answer(min(margins), broken)
-            if not solved.finished:
-                return Answer(min(margins), in_time=False)
-            if solved.lower > PROVED:
-                break
+        answer = settled(question, program, linear if one else None, deadline)
+        margins[k] = max(margins[k], answer.margin)
+        if answer.counterexample is not None or not answer.in_time:
+            return replace(answer, margin=min(margins))
     return Answer(min(margins, default=math.inf))
 
 
-def _point(question: Question, solved: Solved) -> Tensor:
-    return torch.from_numpy(solved.x).view(question.lower.shape).to(question.lower.device)
+def settled(question: Question, program: Program, row: Linear | None, deadline: float) -> Answer:
+    """What a program says of one margin: the smallest value of a row, or of what the program was made for."""
+    margin = -math.inf
+    # Where rounding errors save the network from the first point that is low enough, the lowest may still break it.
+    for below in (-PROVED, -math.inf):
+        left = deadline - time.monotonic()
+        solved = program.minimise(row, seconds=left, above=PROVED, below=below)
+        margin = max(margin, solved.lower)
+        if solved.x is not None:
+            broken = question.broken_by(torch.from_numpy(solved.x).view(question.lower.shape))
+            if broken is not None:
+                return Answer(margin, broken)
+        if solved.lower > PROVED or not solved.finished:
+            break
+    return Answer(margin, in_time=solved.finished)
