@@ -10,6 +10,7 @@ from test_provers import QUICK, problem, verdicts
 
 from advibp import UserError, certify, checkpoint
 from advibp.verify.provers import COMPLETE, SEARCHES, in_order
+from advibp.verify.question import Question
 from advibp.verify.radius import largest_proved_eps
 
 EXACT = [name for name in SEARCHES if name != "refinezono"]
@@ -82,3 +83,16 @@ def test_what_is_curved_is_refused_in_a_sentence() -> None:
     x = torch.rand(3, 1, 2, 2)
     with pytest.raises(UserError, match="curved"):
         certify(net, x, net(x).argmax(1), 0.5, by=["milp"], attack=QUICK)
+
+
+@pytest.mark.parametrize("search", list(SEARCHES))
+def test_numbers_too_large_for_bounds_leave_it_open(search: str) -> None:
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, 2), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(2, 2)
+    )
+    with torch.no_grad():
+        net.double()[0].weight.mul_(1e200).mul_(1e120)
+    question = Question.robustness(net, torch.rand(1, 1, 3, 3).double(), 0, 0.1, 2)
+    answer = SEARCHES[search](question, seconds=5.0)
+    assert not answer.robust
+    assert answer.counterexample is None

@@ -41,7 +41,10 @@ def branch(
     """
     deadline = time.monotonic() + seconds
     with torch.no_grad():
-        kinks = Kinks(question.bounds.refine())
+        bounds = question.refined()
+        if bounds is None:
+            return Answer(-math.inf)
+        kinks = Kinks(bounds)
         margins = [question.linear_margin(k) for k in range(len(question.unsafe))]
         left = [k for k, margin in enumerate(margins) if not margin > PROVED]
         if any(len(question.unsafe[k][0]) == 0 for k in left):  # it holds everywhere

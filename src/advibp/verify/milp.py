@@ -20,8 +20,9 @@ from advibp.verify.question import PROVED, Answer, Question
 def milp(question: Question, *, seconds: float = math.inf) -> Answer:
     """Whether the question can be answered with yes or no in so many seconds."""
     deadline = time.monotonic() + seconds
-    with torch.no_grad():
-        bounds = question.bounds.refine()
+    bounds = question.refined()
+    if bounds is None:
+        return Answer(-math.inf)
     kinks, output = Kinks(bounds), bounds.tape.output
     known = [question.linear_margin(k) for k in range(len(question.unsafe))]
     margins = list(known)
@@ -56,4 +57,4 @@ def settled(question: Question, program: Program, row: Linear | None, deadline: 
                 return Answer(margin, broken)
         if solved.lower > PROVED or not solved.finished:
             break
-    return Answer(margin, in_time=solved.finished)
+    return Answer(margin, in_time=solved.finished or margin > PROVED)

@@ -61,6 +61,13 @@ class Question:
         lower, upper = self.lower.double(), self.upper.double()
         return LinearBounds(self.double, Box.from_bounds(lower, upper))
 
+    @torch.no_grad()
+    def refined(self) -> LinearBounds | None:
+        """The bounds as CROWN tightens them; None where numbers are so large that there are none."""
+        bounds = self.bounds.refine()
+        ends = (end for box in bounds.boxes.values() for end in box)
+        return bounds if all(bool(end.isfinite().all()) for end in ends) else None
+
     def broken_by(self, x: Tensor) -> Tensor | None:
         """The first of some points (B, ...) that the network itself, in its own precision, takes where it must not."""
         points = torch.minimum(torch.maximum(x.to(self.lower), self.lower), self.upper).to(self.dtype)

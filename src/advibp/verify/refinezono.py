@@ -36,7 +36,9 @@ SECONDS = 20.0
 def refinezono(question: Question, *, seconds: float = math.inf, exact_layers: int = EXACT_LAYERS) -> Answer:
     """A lower bound of the margin. When the time is over, the bounds found so far are what is used."""
     deadline = time.monotonic() + (SECONDS if seconds == math.inf else seconds)
-    bounds = question.bounds.refine()
+    bounds = question.refined()
+    if bounds is None:
+        return Answer(-math.inf)
     effects = _effects(question, bounds)
     # ReLUs are met in the order of the tape, each once.
     relus = [i for i in bounds.activations if bounds.tape.nodes[i].func in _RELUS]
@@ -51,14 +53,15 @@ def refinezono(question: Question, *, seconds: float = math.inf, exact_layers: i
             _refine(bounds, number, effects[number], integer=place <= exact_layers, until=time.monotonic() + share)
         return bounds.boxes[entering]
 
-    output: Any = bounds.tape.replay(Zonotope.from_box(bounds.box, relu_bounds=refined))
+    # Tighter [l, u] at the ReLUs need not make a tighter zonotope, so the one without them is asked too.
+    outputs = [bounds.tape.replay(Zonotope.from_box(bounds.box, relu_bounds=known)) for known in (refined, None)]
     kinks = Kinks(bounds)
     relaxed = Program(kinks, bounds.tape.output, integer=False)
     margins = []
     for k in range(len(question.unsafe)):
         rows, offsets = question.conjunction(k)
-        by_zonotope: Any = F.linear(output, rows, offsets)
-        margins.append(max([question.linear_margin(k), *by_zonotope.lower.flatten().tolist()]))
+        by_zonotopes: list[Any] = [F.linear(output, rows, offsets) for output in outputs]
+        margins.append(max([question.linear_margin(k), *(m for z in by_zonotopes for m in z.lower.flatten().tolist())]))
         for row, offset in zip(rows.split(1), offsets.split(1), strict=True):
             if margins[k] <= PROVED:
                 linear = kinks.linear(bounds.tape.output, row, offset)
