@@ -50,6 +50,17 @@ def test_all_complete_searches_agree_and_no_prover_contradicts_them() -> None:
                 assert found[0][record.index] == "robust"
 
 
+def test_what_a_search_breaks_is_no_error_under_attack() -> None:
+    net, x, y = problem(7)
+    weak = QUICK.__class__(steps=1, step=0.01)
+    found = certify(net, (x, y), 0.2, by="complete", attack=weak)
+    deciders = [r.by for r in found.records if r.verdict == "falsified"]
+    assert set(deciders) & set(EXACT)
+    errors, wrong = found.errors(0.2), found.counts(0.2)["misclassified"]
+    assert errors["pgd_error"] == (wrong + deciders.count("pgd")) / len(x)
+    assert errors["verified_error"] == (wrong + len(deciders)) / len(x)
+
+
 def test_workers_decide_the_same() -> None:
     net, x, y = problem(3)
     both = [certify(net, (x, y), 0.1, by="complete", attack=QUICK, workers=n, batch_size=5) for n in (1, 2)]

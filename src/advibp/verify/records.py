@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from advibp import checkpoint
 from advibp.errors import UserError
+from advibp.verify.attack import Kind
 
 Verdict = Literal["robust", "falsified", "misclassified", "unknown", "timeout", "error"]
 VERDICTS: tuple[Verdict, ...] = ("robust", "falsified", "misclassified", "unknown", "timeout", "error")
@@ -98,13 +99,17 @@ class Certificate:
         return Counter(r.verdict for r in self.records if r.eps == eps)
 
     def errors(self, eps: float) -> dict[str, float]:
-        """Shares of all images: wrong as they are, wrong under attack, and not proved."""
+        """Shares of all images: wrong as they are, wrong under attack, and not proved.
+
+        What a complete verifier broke is not proved, but the attack did not find it.
+        """
         counts = self.counts(eps)
         total = counts.total()
+        attacked = sum(r.eps == eps and r.verdict == "falsified" and r.by in get_args(Kind) for r in self.records)
         wrong = counts["misclassified"] + counts["error"]  # NaN is no right answer either
         return {
             "standard_error": wrong / total,
-            "pgd_error": (wrong + counts["falsified"]) / total,
+            "pgd_error": (wrong + attacked) / total,
             "verified_error": (total - counts["robust"]) / total,
         }
 
