@@ -34,8 +34,8 @@ records = st.builds(
 
 def record(index: int, verdict: Any = "robust", eps: float = 0.1) -> Record:
     return Record(
-        index=index, eps=eps, label=0, prediction=0, verdict=verdict, by="pgd" if verdict == "falsified" else None, lower_margin=None, seconds=0.0,
-        provers="ibp", attack="pgd", model="m", image="i",
+        index=index, eps=eps, label=0, prediction=0, verdict=verdict, by="pgd" if verdict == "falsified" else None,
+        lower_margin=None, seconds=0.0, provers="ibp", attack="pgd", model="m", image="i",
     )  # fmt: skip
 
 
