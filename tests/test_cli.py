@@ -184,7 +184,7 @@ def test_several_provers_say_who_decided(own_run: Path, capsys: pytest.CaptureFi
     assert {r["provers"] for r in records} == {every}
     assert {r["verdict"] for r in records} <= {"robust", "falsified", "misclassified", "unknown"}
     said = json.loads(Path("run/certify/summary.json").read_text())
-    assert sum(said["decided by"]["0.05"].values()) == 12
+    assert sum(decided["images"] for decided in said["flow"]["0.05"]) == 12
 
 
 def test_radii(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from advibp import checkpoint
 from advibp.errors import UserError
-from advibp.recipe import Recipe, from_yaml
+from advibp.plain_yaml import from_yaml
+from advibp.recipe import Recipe
 from advibp.training import Training
 from advibp.version import __version__
 

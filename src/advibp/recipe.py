@@ -22,6 +22,7 @@ import yaml
 from advibp.errors import UserError
 from advibp.methods import METHODS, WEIGHTINGS, Method, defaults_of
 from advibp.options import Parser, Span, flag, integer, number, numbers, one_of, or_word, span, spans, text
+from advibp.plain_yaml import from_yaml
 from advibp.schedules import Timeline
 
 
@@ -265,25 +266,6 @@ def shipped() -> dict[str, Any]:
     found = {f.name[:-5]: f for f in root.iterdir() if f.name.endswith(".yaml")}
     found |= {f"paper/{f.name[:-5]}": f for f in (root / "paper").iterdir() if f.name.endswith(".yaml")}
     return dict(sorted(found.items()))
-
-
-class _Plain(yaml.SafeLoader):
-    """YAML without aliases: a kilobyte of them unfolds to gigabytes, or holds itself."""
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("it has an alias, which recipes have not")
-        return super().compose_node(parent, index)
-
-
-def from_yaml(text: str) -> Any:
-    """What a YAML file says, or a yaml.YAMLError."""
-    try:
-        return yaml.load(text, Loader=_Plain)
-    except ValueError as error:  # a date that is none, a number of thousands of digits
-        raise yaml.YAMLError(str(error)) from error
-    except RecursionError:
-        raise yaml.YAMLError("it is nested too deeply") from None
 
 
 def read(source: str | Path) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from advibp.runs import first_net, open_run, train
 from advibp.verify import Attack, Certificate, certify
 from advibp.verify.certifying import check_eps
 from advibp.verify.provers import in_order
+from advibp.verify.records import verified_errors
 
 Changes = dict[str, Any]
 #: Of a certification and the training before it, in percent and seconds.
@@ -134,12 +135,12 @@ def _one(of: Sweep, recipe: Recipe, path: Path, show: Display) -> dict[str, Any]
 
 
 def _percent(certificate: Certificate, eps: float, by: Sequence[str]) -> dict[str, float | None]:
-    errors, records = certificate.errors(eps), [r for r in certificate.records if r.eps == eps]
-    by_ibp = sum(r.verdict == "robust" and r.by == "ibp" for r in records)
+    errors = certificate.errors(eps)
+    verified = verified_errors(certificate.flow(eps), by)
     return {
         "standard": 100 * errors["standard_error"],
         "PGD": 100 * errors["pgd_error"],
-        "verified (IBP)": 100 * (1 - by_ibp / len(records)) if "ibp" in by else None,
+        "verified (IBP)": 100 * verified["ibp"] if "ibp" in by else None,
         "verified (best)": 100 * errors["verified_error"],
     }
 

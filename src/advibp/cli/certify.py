@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -231,12 +231,10 @@ def _table(certificate: Certificate, title: str) -> Table:
 
 def _deciders(certificate: Certificate) -> Table:
     """How many images each stage decided, and what it took."""
-    table = Table("eps", "decided by", "images", "seconds per image", title="who decided")
+    table = Table("eps", "decided by", "verdict", "images", "seconds per image", title="who decided")
     for eps in certificate.eps:
-        records = [r for r in certificate.records if r.eps == eps]
-        for who in dict.fromkeys(r.by for r in records):
-            seconds = [r.seconds for r in records if r.by == who]
-            table.add_row(f"{eps:g}", who or "nobody", str(len(seconds)), f"{sum(seconds) / len(seconds):.4f}")
+        for d in certificate.flow(eps):
+            table.add_row(f"{eps:g}", d.by or "nobody", d.verdict, str(d.images), f"{d.seconds:.4f}")
     return table
 
 
@@ -252,8 +250,6 @@ def _summary(certificate: Certificate, args: argparse.Namespace, attack: Attack)
             for eps in certificate.eps
         },
         "verdicts": {f"{eps:g}": dict(certificate.counts(eps)) for eps in certificate.eps},
-        "decided by": {
-            f"{eps:g}": dict(Counter(str(r.by) for r in certificate.records if r.eps == eps)) for eps in certificate.eps
-        },
+        "flow": {f"{eps:g}": [asdict(decided) for decided in certificate.flow(eps)] for eps in certificate.eps},
         "hardware": hardware(),
     }

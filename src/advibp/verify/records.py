@@ -81,8 +81,37 @@ class RecordFile:
         self._lines += len(records)
 
 
+#: All that may decide, in the order in which they are asked.
+STAGES = (
+    "clean", "ibp", "crown-ibp", *get_args(Kind), "crown", "deepz", "alpha-crown", "refinezono", "bab", "milp"
+)  # fmt: skip
+
+
+def place(stage: str | None) -> int:
+    """Of a stage in the cascade; nobody comes last."""
+    return STAGES.index(stage) if stage in STAGES else len(STAGES)
+
+
+def verified_errors(flow: Iterable[Decided], asked: Iterable[str]) -> dict[str, float]:
+    """The share of images that is not proved by a verifier or one before it, for each that was asked."""
+    flow = list(flow)
+    total = sum(d.images for d in flow)
+    proved = [(place(d.by), d.images) for d in flow if d.verdict == "robust"]
+    return {name: 1 - sum(n for at, n in proved if at <= place(name)) / total for name in asked}
+
+
 def _line(record: Record) -> str:
     return json.dumps(asdict(record)) + "\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decided:
+    """How many images of one eps got one verdict from one stage, and what one of them took, all stages together."""
+
+    by: str | None  # None: nobody
+    verdict: Verdict
+    images: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -112,6 +141,23 @@ class Certificate:
             "pgd_error": (wrong + attacked) / total,
             "verified_error": (total - counts["robust"]) / total,
         }
+
+    def flow(self, eps: float) -> list[Decided]:
+        """Who decided what, in the order in which the stages are asked."""
+        seconds: dict[tuple[str | None, Verdict], list[float]] = {}
+        for r in self.records:
+            if r.eps == eps:
+                seconds.setdefault((r.by, r.verdict), []).append(r.seconds)
+        decided = [
+            Decided(by=by, verdict=verdict, images=len(took), seconds=sum(took) / len(took))
+            for (by, verdict), took in seconds.items()
+        ]
+        return sorted(decided, key=lambda d: (place(d.by), VERDICTS.index(d.verdict)))
+
+    def asked(self, eps: float) -> list[str]:
+        """Who was asked for proofs, cheapest first."""
+        names = {name for r in self.records if r.eps == eps for name in r.provers.split()}
+        return sorted(names, key=place)
 
     def rows(self) -> list[list[str]]:
         """Header and one row per eps, as text."""
