@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench endure lint format wheel clean
+.PHONY: help demo test browser bench endure lint format wheel clean
 
 help:
 	@echo "make demo     train a small network on MNIST and prove its robustness"
@@ -22,8 +22,12 @@ demo: $(VENV)/.installed
 	$(BIN)/advibp train mnist dm-small --recipe demo --resume --out runs/demo
 	$(BIN)/advibp certify runs/demo --eps 0.1
 
-test: $(VENV)/.installed-dev
+# Pages are tried in a browser. Where there is none those tests are skipped, but not where everything has to be tested.
+test: $(VENV)/.installed-dev $(if $(CI),browser)
 	$(BIN)/pytest -n 2
+
+browser:
+	@command -v chromium > /dev/null || { apt-get -qq update && apt-get -qq install chromium chromium-driver > /dev/null; }
 
 endure: $(VENV)/.installed-dev
 	$(BIN)/python tests/endurance/kill_nine.py --kills 100 --minutes 15
