@@ -27,7 +27,7 @@ test: $(VENV)/.installed-dev $(if $(CI),browser)
 	$(BIN)/pytest -n 2
 
 browser:
-	@command -v chromium > /dev/null || { apt-get -qq update && apt-get -qq install chromium chromium-driver > /dev/null; }
+	@command -v chromium > /dev/null || { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install chromium chromium-driver > /dev/null; }
 
 endure: $(VENV)/.installed-dev
 	$(BIN)/python tests/endurance/kill_nine.py --kills 100 --minutes 15
