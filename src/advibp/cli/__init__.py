@@ -1,4 +1,4 @@
-"""The command line: train, sweep, certify, attack, predict, export, data, nets, methods, recipes."""
+"""The command line: train, sweep, certify, attack, predict, export, compare, watch, data, nets, methods, recipes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from collections.abc import Sequence
 
 from advibp.allocator import keep_freed_memory
 from advibp.cli.certify import predict_options, run_attack, run_certify, run_options
+from advibp.cli.compare import compare_options
 from advibp.cli.console import Help, Parser
 from advibp.cli.data import data_options
 from advibp.cli.export import export_options
 from advibp.cli.lists import methods_options, nets_options, recipes_options
 from advibp.cli.sweep import sweep_options
 from advibp.cli.train import train_options
+from advibp.cli.watch import watch_options
 from advibp.errors import UserError
 from advibp.stopping import Stopped
 from advibp.version import __version__
@@ -61,6 +63,8 @@ def parser() -> argparse.ArgumentParser:
     run_options(add("attack", help="attack every test image", formatter_class=Help), run_attack)
     predict_options(add("predict", help="class of an image, and the largest eps at which it is proved"))
     export_options(add("export", help="a trained network as an ONNX file", formatter_class=Help))
+    compare_options(add("compare", help="runs beside each other", formatter_class=Help))
+    watch_options(add("watch", help="follow runs while they train", formatter_class=Help))
     data_options(add("data", help="data sets: list, fetch, check, look at", formatter_class=Help))
     nets_options(add("nets", help="network structures with shapes and parameter counts"))
     methods_options(add("methods", help="training methods"))

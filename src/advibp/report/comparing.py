@@ -1,0 +1,308 @@
+"""Several runs beside each other: what was asked of them, what it took, what came out.
+
+Errors alone do not say whether two networks differ: on 1,000 images half a percent is five images. Where two runs were
+certified on the same images, these are paired, and McNemar's test looks only at those that one of the two proves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from advibp.errors import UserError
+from advibp.report.reading import Certification, Errors, RunFiles
+from advibp.report.sections import TableSection
+from advibp.report.watching import epochs_of
+
+#: More runs than this are rows, not columns.
+COLUMNS = 4
+NOTHING = "–"
+
+
+class Row(NamedTuple):
+    """One thing, of every run."""
+
+    of: str
+    cells: list[str]
+
+
+@dataclass(frozen=True)
+class Certified:
+    """What is known of one run's network on test images. The radii are keyed as they are written: 0.0313725."""
+
+    run: str
+    data: str  # of the recipe
+    files: Certification | None
+
+    @cached_property
+    def eps(self) -> dict[str, float]:
+        return {f"{eps:g}": eps for eps in self.files.eps} if self.files else {}
+
+    @cached_property
+    def errors(self) -> dict[str, Errors]:
+        if self.files is None:
+            return {}
+        try:
+            return {written: self.files.errors(eps) for written, eps in self.eps.items()}
+        except (KeyError, TypeError, ValueError):
+            raise UserError(f"{self.files.path} is damaged: its summary lacks errors; certify the run again.") from None
+
+    def proved(self, eps: str) -> dict[str, bool]:
+        """Whether an image, by its fingerprint, is proved; {} where no records were kept."""
+        if self.files is None or eps not in self.eps:
+            return {}
+        return {r.image: r.verdict == "robust" for r in self.files.records if r.eps == self.eps[eps]}
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Two networks on the same images."""
+
+    first: str
+    other: str
+    images: int
+    both: int  # proved by both
+    only_first: int
+    only_other: int
+
+    @classmethod
+    def of(cls, first: Certified, other: Certified, eps: str) -> Paired | None:
+        mine, theirs = first.proved(eps), other.proved(eps)
+        pairs = [(mine[image], theirs[image]) for image in mine.keys() & theirs.keys()]
+        if not pairs:
+            return None
+        counts = [pairs.count(which) for which in ((True, True), (True, False), (False, True))]
+        return cls(first.run, other.run, len(pairs), *counts)
+
+    def sentence(self) -> str:
+        if self.only_first == self.only_other == 0:
+            return f"{self.first} and {self.other} prove the same {self.both} of {self.images} images."
+        return (
+            f"{self.first} proves {_images(self.only_first)} that {self.other} does not, {self.other} "
+            f"{self.only_other} that {self.first} does not, of {self.images}: "
+            f"{p_written(mcnemar(self.only_first, self.only_other))}"
+        )
+
+
+def mcnemar(one: int, other: int) -> float:
+    """Two-sided exact p-value: how often a fair coin parts one + other images at least as unevenly.
+
+    Twice the lower tail of a binomial distribution with p = 1/2. Its terms are integers, each from the one above it:
+    C(n, i - 1) = C(n, i) i / (n - i + 1).
+    """
+    n, k = one + other, min(one, other)
+    term = tail = math.comb(n, k)
+    for i in range(k, 0, -1):
+        term = term * i // (n - i + 1)
+        tail += term
+    return min(1.0, 2 * tail / 2**n)
+
+
+def p_written(p: float) -> str:
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
+
+
+@dataclass
+class Comparison:
+    """Runs in the order in which they were named; the others are compared with the first."""
+
+    runs: Sequence[RunFiles]
+    names: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.names = names_of(self.runs)
+
+    def sections(self) -> list[TableSection]:
+        stages: dict[int | None, None] = {stage: None for run in self.runs for stage in run.certified}
+        ordered = sorted(stages.keys() | {None}, key=lambda stage: (stage is None, stage or 0))
+        return [*self._recipes(), *self._training(), *(s for stage in ordered for s in self._tests(stage))]
+
+    def _recipes(self) -> list[TableSection]:
+        recipes = [run.recipe for run in self.runs]
+        keys = [key for key in dict.fromkeys(k for recipe in recipes for k in recipe) if key != "published"]
+        rows = [Row(key, [value_written(recipe, key) for recipe in recipes]) for key in keys]
+        rows = [row for row in rows if len(set(row.cells)) > 1]
+        return self._laid_out("recipes: what differs", rows, [] if rows else ["The recipes are the same."])
+
+    def _training(self) -> list[TableSection]:
+        seconds = [spent(run) for run in self.runs]
+        rows = [
+            Row("epochs", [_epochs(run) for run in self.runs]),
+            Row("minutes", [f"{s / 60:.1f}" if s >= 60 else f"{s / 60:.2f}" for s in seconds]),
+            Row("standard error, validation", [_validation(run, "standard_error") for run in self.runs]),
+            Row("verified error, validation", [_validation(run, "verified_error") for run in self.runs]),
+            Row("hardware", [_hardware(run) for run in self.runs]),
+        ]
+        notes = [
+            f"{name} is not finished; its minutes and errors are those of its epochs so far."
+            for name, run in zip(self.names, self.runs, strict=True)
+            if run.summary is None
+        ]
+        if _differ(run.recipe.get("eps") for run in self.runs):
+            notes.append("Not comparable: verified errors on validation images, each at its own run's eps.")
+        if _differ(cell for cell in rows[-1].cells if cell != NOTHING):
+            notes.append("Not comparable: minutes, for the hardware differs.")
+        return self._laid_out("training", rows, notes)
+
+    def _tests(self, stage: int | None) -> list[TableSection]:
+        """Of the trained networks, or of those after a layer-wise stage."""
+        told = [
+            Certified(name, str(run.recipe.get("data")), run.certified.get(stage))
+            for name, run in zip(self.names, self.runs, strict=True)
+        ]
+        title = "errors on test images" + ("" if stage is None else f" after stage {stage}")
+        notes = [
+            f"{certified.run} is not certified{'' if stage is None else ' after this stage'}."
+            for certified in told
+            if not certified.eps
+        ]
+        radii = sorted({eps for certified in told for eps in certified.eps}, key=float)
+        groups = {eps: rows_at(told, eps) for eps in radii}
+        paired = {eps: [p for other in told[1:] if (p := Paired.of(told[0], other, eps))] for eps in radii}
+        if any(paired.values()):
+            notes.append(
+                "p: how often chance alone would part the images that only one proves at least as unevenly (McNemar's "
+                "exact test, two-sided). It speaks of other images, not of other seeds."
+            )
+        said = {eps: [f"eps {eps}: {p.sentence()}" for p in pairs] for eps, pairs in paired.items()}
+        notes = [*warnings(told), *notes]
+        if len(self.runs) <= COLUMNS:
+            rows = [row for eps in radii for row in groups[eps]]
+            return self._laid_out(title, rows, [*(s for eps in radii for s in said[eps]), *notes])
+        parts = [(f"{title}, eps {eps}", groups[eps], list(said[eps])) for eps in radii] or [(title, [], [])]
+        parts[-1][2].extend(notes)
+        return [section for part in parts for section in self._laid_out(*part)]
+
+    def _laid_out(self, title: str, rows: list[Row], notes: list[str]) -> list[TableSection]:
+        """Runs as columns, or as rows if they are many; notes alone where there is nothing to tabulate."""
+        lines = [[row.of, *row.cells] for row in rows]
+        head, *body = [["", *self.names], *lines]
+        if len(self.runs) > COLUMNS:
+            head, *body = [list(column) for column in zip(head, *body, strict=True)] if rows else [[]]
+        if not rows:
+            head, body = [], []
+        return [TableSection(title=title, head=head, rows=body, notes=notes)] if rows or notes else []
+
+
+def names_of(runs: Sequence[RunFiles]) -> list[str]:
+    """The folders' own names, or as much of their paths as tells them apart."""
+    paths = [run.path.resolve() for run in runs]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise UserError(f"{path} is given twice; name runs that differ.")
+    for parts in range(1, max(len(path.parts) for path in paths)):
+        names = ["/".join(path.parts[-parts:]) for path in paths]
+        if len(set(names)) == len(names):
+            return [printable(name) for name in names]
+    return [printable(str(path)) for path in paths]
+
+
+def rows_at(told: Sequence[Certified], eps: str) -> list[Row]:
+    """All errors at one eps, with the difference to the first run."""
+    errors = [certified.errors.get(eps) for certified in told]
+    known = [e for e in errors if e is not None]
+    rows = [
+        Row(f"eps {eps}", [f"{e.images:,} images" if e else NOTHING for e in errors]),
+        Row("standard error", _shares([e.standard if e else None for e in errors])),
+        Row("error under attack", _shares([e.attack if e else None for e in errors])),
+    ]
+    # The longest list first: it has the order in which they are asked.
+    asked = dict.fromkeys(name for e in sorted(known, key=lambda e: -len(e.verified)) for name in e.verified)
+    rows += [
+        Row(f"not proved by {name}", _shares([e.verified.get(name) if e else None for e in errors])) for name in asked
+    ]
+    if _differ(tuple(e.verified) for e in known):
+        rows.append(Row("not proved by any", _shares([e.best if e and e.verified else None for e in errors])))
+    return rows
+
+
+def warnings(told: Sequence[Certified]) -> list[str]:
+    """A line for each thing in which the certifications differ, so that their numbers cannot be compared."""
+    told = [certified for certified in told if certified.files and certified.eps]
+    lines = []
+    attacks = {certified.run: certified.files.attack for certified in told if certified.files}
+    if _differ(attacks.values()):
+        said = "; ".join(f"{run}: {attack or 'unknown'}" for run, attack in attacks.items())
+        lines.append(f"Not comparable: errors under attack, for the attacks differ ({said}).")
+    radii = sorted({eps for certified in told for eps in certified.eps}, key=float)
+    if apart := [eps for eps in radii if _other_images([c for c in told if eps in c.eps], eps)]:
+        lines.append(f"Not comparable: errors at eps {', '.join(apart)}, for the images differ.")
+    if apart := [eps for eps in radii if _differ(tuple(c.errors[eps].verified) for c in told if eps in c.eps)]:
+        lines.append(
+            f"Not comparable: what is proved at eps {', '.join(apart)} by any verifier, or by one that had others "
+            "before it, for the verifiers differ."
+        )
+    return lines
+
+
+def _other_images(told: Sequence[Certified], eps: str) -> bool:
+    """By fingerprint where there are records; otherwise by number and data set, all that a summary says."""
+    prints = [frozenset(certified.proved(eps)) for certified in told]
+    return _differ(kept for kept in prints if kept) or (
+        not all(prints) and _differ((c.errors[eps].images, c.data) for c in told)
+    )
+
+
+def _shares(percents: Sequence[float | None]) -> list[str]:
+    first = percents[0]
+    cells = [NOTHING if p is None else f"{p:6.2f} %" for p in percents]
+    return [
+        cell if k == 0 or first is None or p is None else f"{cell} ({p - first:+.2f})"
+        for k, (cell, p) in enumerate(zip(cells, percents, strict=True))
+    ]
+
+
+def _differ(values: Iterable[Any]) -> bool:
+    return len(set(values)) > 1
+
+
+def value_written(recipe: dict[str, Any], key: str) -> str:
+    if key not in recipe:
+        return NOTHING
+    value = recipe[key]
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "true", False: "false"}[value]
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return printable(",".join(map(str, value)) if isinstance(value, list) else str(value)) or '""'
+
+
+def printable(text: str) -> str:
+    """Nothing that moves a terminal's cursor or colours it."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def spent(run: RunFiles) -> float:
+    """Seconds of training; of a run that is not finished, of its epochs."""
+    told = (run.summary or {}).get("seconds")
+    return float(told) if isinstance(told, int | float) else sum(float(m.get("seconds", 0)) for m in run.history)
+
+
+def _epochs(run: RunFiles) -> str:
+    done, total = max((m["epoch"] for m in run.history), default=0), epochs_of(run.recipe)
+    if run.summary is not None:
+        return str(done or total)
+    return f"{done} of {total}"
+
+
+def _validation(run: RunFiles, key: str) -> str:
+    told = (run.summary or {}).get("validation") or (run.history[-1] if run.history else {})
+    return f"{100 * told[key]:6.2f} %" if isinstance(told.get(key), int | float) else NOTHING
+
+
+def _hardware(run: RunFiles) -> str:
+    told = (run.summary or {}).get("hardware")
+    if not isinstance(told, dict):
+        return NOTHING
+    threads = told.get("threads", "?")
+    return printable(
+        f"{told.get('processor') or told.get('machine') or '?'}, {threads} thread{'s' * (threads != 1)}, "
+        f"torch {told.get('torch', '?')}"
+    )
+
+
+def _images(count: int) -> str:
+    return f"{count} image{'s' * (count != 1)}"
