@@ -15,19 +15,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from advibp import checkpoint
+from advibp import data as datasets
 from advibp.data import Data
 from advibp.display import Display, Silent
 from advibp.errors import UserError
 from advibp.estimate import SPANS, estimated_seconds, fitted
 from advibp.folder import RunFolder, hardware
 from advibp.methods import Method
+from advibp.progress import Fetching
 from advibp.recipe import Recipe
 from advibp.runs import first_net, open_run, train
 from advibp.verify import Attack, Certificate, certify
-from advibp.verify.certifying import check_eps
+from advibp.verify.certifying import Images, check_eps
 from advibp.verify.provers import in_order
 from advibp.verify.records import verified_errors
+from advibp.verify.summary import summary
 
 Changes = dict[str, Any]
 #: Of a certification and the training before it, in percent and seconds.
@@ -36,7 +41,7 @@ COLUMNS = ("standard", "PGD", "verified (IBP)", "verified (best)", "epochs", "s/
 
 @dataclass(frozen=True, kw_only=True)
 class Examination:
-    """How each network of a sweep is judged."""
+    """How a network is judged."""
 
     eps: tuple[float, ...] = ()  # none: at the radius it was trained at
     by: tuple[str, ...] = ("ibp",)
@@ -102,36 +107,75 @@ def _told(examination: Examination) -> dict[str, Any]:
 
 def _one(of: Sweep, recipe: Recipe, path: Path, show: Display) -> dict[str, Any]:
     folder, data, method, look = RunFolder(path), of.load(recipe), of.methods.get(recipe.method), of.examination
-    net = first_net(recipe, data, weights=not folder.begun)
     if of.seconds is not None and folder.exists:  # its epochs were settled when it began
         kept = folder.recipe()
         recipe = dataclasses.replace(recipe, **{key: getattr(kept, key) for key in SPANS})
     elif of.seconds is not None:
         # Each epoch ends with an evaluation, and the machine may get busier.
-        recipe = fitted(recipe, 0.9 * of.seconds, estimated_seconds(net, data, recipe, method))
+        recipe = fitted(recipe, 0.9 * of.seconds, estimated_seconds(first_net(recipe, data), data, recipe, method))
+    net = trained(recipe, data, path, method=method, show=show)
+    certificate = examined(net, data.test, look, list(look.eps or [recipe.eps]), path / "certify")
+    told, history = folder.summary(), folder.history()
+    return {
+        "recipe": recipe.as_dict(),
+        "epochs": len(history),
+        "s/epoch": sum(epoch["seconds"] for epoch in history) / len(history),
+        "minutes": told["seconds"] / 60,
+        "percent": {f"{eps:g}": _percent(certificate, eps, look.by) for eps in certificate.eps},
+    }
+
+
+def trained(recipe: Recipe, data: Data, path: Path, *, method: Method | None = None, show: Display) -> nn.Module:
+    """The network of a recipe, trained into a folder: a finished one is opened, an interrupted one goes on."""
+    folder = RunFolder(path)
+    net = first_net(recipe, data, weights=not folder.begun)
     if folder.finished:
         folder.same_run(recipe)
         open_run(path, net)
     else:
         train(net, data, recipe=recipe, method=method, out=path, resume=True, show=show)
+    return net
+
+
+def examined(
+    net: nn.Module, images: Images, look: Examination, eps: Sequence[float], out: Path, command: str = ""
+) -> Certificate:
+    """Certify into a folder, with a summary beside the records; what is decided there is not decided again."""
     certificate = certify(
-        net,
-        data.test,
-        list(look.eps or [recipe.eps]),
-        by=look.by,
-        attack=look.attack,
-        budget=look.budget,
-        sample=look.sample,
-        out=path / "certify",
+        net, images, list(eps), by=look.by, attack=look.attack, budget=look.budget, sample=look.sample, out=out
     )
-    summary, history = folder.summary(), folder.history()
-    return {
-        "recipe": recipe.as_dict(),
-        "epochs": len(history),
-        "s/epoch": sum(epoch["seconds"] for epoch in history) / len(history),
-        "minutes": summary["seconds"] / 60,
-        "percent": {f"{eps:g}": _percent(certificate, eps, look.by) for eps in certificate.eps},
-    }
+    told = summary(
+        certificate,
+        attack=look.attack,
+        by=in_order(look.by),
+        sample=look.sample,
+        command=command,
+        hardware=hardware(),
+    )
+    checkpoint.write_atomically(out / "summary.json", json.dumps(told, indent=2) + "\n")
+    return certificate
+
+
+class Loaded:
+    """Data for each recipe, read once for all that ask for the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], Data] = {}
+
+    def __call__(self, recipe: Recipe) -> Data:
+        key = (recipe.data, recipe.limit, recipe.validation, recipe.size, recipe.data_root)
+        if key not in self._known:
+            with Fetching() as fetching:
+                data = datasets.load(
+                    recipe.data,
+                    validation=recipe.validation,
+                    limit=recipe.limit,
+                    root=recipe.data_root,
+                    size=recipe.size,
+                    progress=fetching.progress,
+                )
+            self._known = {key: data}  # one at a time, for memory's sake
+        return self._known[key]
 
 
 def _percent(certificate: Certificate, eps: float, by: Sequence[str]) -> dict[str, float | None]:

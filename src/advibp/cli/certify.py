@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,6 +29,7 @@ from advibp.verify.attacking import attack_all
 from advibp.verify.certifying import check_eps
 from advibp.verify.provers import COMPLETE, VERIFIERS, in_order
 from advibp.verify.radius import curve, radii
+from advibp.verify.summary import summary
 
 
 def run_options(run_parser: argparse.ArgumentParser, command: Any) -> None:
@@ -125,7 +125,8 @@ def run_certify(args: argparse.Namespace) -> int:
     args.by = in_order(args.by)
     if len(args.by) > 1:
         OUT.print(_deciders(certificate))
-    checkpoint.write_atomically(out / "summary.json", json.dumps(_summary(certificate, args, attack), indent=2) + "\n")
+    told = summary(certificate, attack=attack, by=args.by, sample=args.sample, command=args.typed, hardware=hardware())
+    checkpoint.write_atomically(out / "summary.json", json.dumps(told, indent=2) + "\n")
     OUT.print(f"records: {out / 'records.jsonl'}", style="dim", markup=False, soft_wrap=True)
     return 0
 
@@ -236,20 +237,3 @@ def _deciders(certificate: Certificate) -> Table:
         for d in certificate.flow(eps):
             table.add_row(f"{eps:g}", d.by or "nobody", d.verdict, str(d.images), f"{d.seconds:.4f}")
     return table
-
-
-def _summary(certificate: Certificate, args: argparse.Namespace, attack: Attack) -> dict[str, Any]:
-    """The table as JSON, with what made it; percent, as in the paper."""
-    return {
-        "command": args.typed,
-        "attack": str(attack),
-        "by": args.by,
-        "images": certificate.counts(certificate.eps[0]).total(),
-        "percent": {
-            f"{eps:g}": {name: round(100 * share, 2) for name, share in certificate.errors(eps).items()}
-            for eps in certificate.eps
-        },
-        "verdicts": {f"{eps:g}": dict(certificate.counts(eps)) for eps in certificate.eps},
-        "flow": {f"{eps:g}": [asdict(decided) for decided in certificate.flow(eps)] for eps in certificate.eps},
-        "hardware": hardware(),
-    }

@@ -12,14 +12,12 @@ from rich.table import Table
 
 from advibp import checkpoint, nets
 from advibp.cli.console import OUT, count, fraction
-from advibp.cli.sources import load_data
 from advibp.cli.train import own_method, recipe_options
-from advibp.data import Data
 from advibp.display import Display, Live
 from advibp.errors import UserError
 from advibp.methods import METHODS
 from advibp.recipe import Recipe
-from advibp.sweep import Examination, Sweep, combined, markdown, sweep, table
+from advibp.sweep import Examination, Loaded, Sweep, combined, markdown, sweep, table
 from advibp.verify import Attack
 from advibp.verify.provers import PROVERS
 
@@ -78,7 +76,7 @@ def run_sweep(args: argparse.Namespace) -> None:
     rows = sweep(
         Sweep(
             out=out,
-            load=_Loaded(),
+            load=Loaded(),
             examination=Examination(
                 eps=tuple(args.test_eps or ()),
                 by=tuple(args.by),
@@ -101,19 +99,6 @@ def run_sweep(args: argparse.Namespace) -> None:
     OUT.print(f"the same: {out / 'table.md'}", style="dim", markup=False, soft_wrap=True)
     if all("failed" in row for row in rows):
         raise UserError("No run of the sweep could be made; the table says why.")
-
-
-class _Loaded:
-    """Data for each recipe, read once for all that ask for the same."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], Data] = {}
-
-    def __call__(self, recipe: Recipe) -> Data:
-        key = (recipe.data, recipe.limit, recipe.validation, recipe.size, recipe.data_root)
-        if key not in self._known:
-            self._known = {key: load_data(recipe, recipe.data, recipe.limit)}  # one at a time, for memory's sake
-        return self._known[key]
 
 
 def _varied(texts: list[str]) -> dict[str, list[str]]:
