@@ -1,4 +1,4 @@
-"""The command line: train, sweep, certify, attack, predict, export, compare, watch, data, nets, methods, recipes."""
+"""The command line; what each command takes and does is in a module beside this one."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from advibp.cli.console import Help, Parser
 from advibp.cli.data import data_options
 from advibp.cli.export import export_options
 from advibp.cli.lists import methods_options, nets_options, recipes_options
+from advibp.cli.report import report_options
 from advibp.cli.sweep import sweep_options
 from advibp.cli.train import train_options
 from advibp.cli.watch import watch_options
@@ -62,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     run_options(add("certify", help="verdict for every test image", formatter_class=Help), run_certify)
     run_options(add("attack", help="attack every test image", formatter_class=Help), run_attack)
     predict_options(add("predict", help="class of an image, and the largest eps at which it is proved"))
+    report_options(add("report", help="one page of what runs learned and what is proved", formatter_class=Help))
     export_options(add("export", help="a trained network as an ONNX file", formatter_class=Help))
     compare_options(add("compare", help="runs beside each other", formatter_class=Help))
     watch_options(add("watch", help="follow runs while they train", formatter_class=Help))

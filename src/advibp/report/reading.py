@@ -63,6 +63,12 @@ class Certification:
         told = {r.attack.partition(" seed=")[0] for r in self.records} or {self.summary.get("attack", "")}
         return " / ".join(sorted(told))
 
+    def counts(self, eps: float) -> dict[str, int]:
+        """How many images got each verdict."""
+        return dict(
+            self.certificate.counts(eps) if self.records else self.summary.get("verdicts", {}).get(f"{eps:g}", {})
+        )
+
     def flow(self, eps: float) -> list[Decided]:
         """Who decided what, in the order of the stages."""
         if self.records:

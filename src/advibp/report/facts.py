@@ -1,0 +1,204 @@
+"""Runs as plain data for the page: numbers and words that JSON can hold, nothing that is drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from numbers import Real
+from statistics import median
+from typing import Any
+
+from advibp.report.reading import Certification, RunFiles
+from advibp.verify.radius import Radius, curve
+from advibp.verify.records import Certificate, Record
+
+# What is drawn of each epoch, if it was logged.
+METRICS = (
+    "eps", "loss_adv", "loss_ibp", "fosc", "c_t", "kappa_adv", "kappa_ibp", "kappa_reg", "angle",
+    "branch_agree", "branch_adv", "branch_ibp", "branch_conflict", "standard_error", "verified_error",
+)  # fmt: skip
+_BARS = 40  # of a histogram, about
+
+
+def run_facts(run: RunFiles) -> dict[str, Any]:
+    """What a run is, how it was trained, and how to do it again."""
+    summary = run.summary or {}
+    return {
+        "name": run.name,
+        "about": about(run),
+        "finished": run.summary is not None,
+        "facts": _training_facts(run),
+        "commands": _commands(run),
+        "hardware": hardware(summary) or next(filter(None, (hardware(c.summary) for c in run.certified.values())), ""),
+        "history": _history(run.history),
+    }
+
+
+def about(run: RunFiles) -> str:
+    recipe = run.recipe
+    said = [recipe.get("method"), recipe.get("net"), recipe.get("data")]
+    eps, epochs = finite(recipe.get("eps")), finite(recipe.get("epochs"))
+    said += [f"trained for eps {say_eps(eps)}"] if eps is not None else []
+    said += [f"{epochs:g} epochs"] if epochs is not None else []
+    return " · ".join(str(part) for part in said if part is not None)
+
+
+def _training_facts(run: RunFiles) -> list[list[str]]:
+    summary, told = run.summary or {}, []
+    if (parameters := finite(summary.get("parameters"))) is not None:
+        told.append(["parameters", f"{parameters:,.0f}"])
+    if (seconds := finite(summary.get("seconds"))) is not None:
+        told.append(["training time", say_seconds(seconds)])
+    elif run.history:
+        told.append(["trained so far", f"{run.history[-1]['epoch']} epochs"])
+    if "weights" in summary:
+        told.append(["weights", f"{summary['weights']} epoch's"])
+    for name, certified in run.certified.items():
+        stage = "" if name is None else f" after stage {name}"
+        if certified.attack:
+            told.append([f"attack{stage}", certified.attack])
+    return told
+
+
+def _commands(run: RunFiles) -> list[str]:
+    said = [(run.summary or {}).get("command"), *(c.summary.get("command") for c in run.certified.values())]
+    return [str(command) for command in said if command]
+
+
+def hardware(summary: dict[str, Any]) -> str:
+    told = summary.get("hardware")
+    if not isinstance(told, dict):
+        return ""
+    units = {"cores": "{} cores", "threads": "{} threads", "torch": "torch {}", "python": "Python {}"}
+    units["advibp"] = "advibp {}"
+    return ", ".join(units.get(key, "{}").replace("{}", str(value)) for key, value in told.items() if value)
+
+
+def _history(epochs: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """A column for each metric that was ever logged."""
+    columns: dict[str, list[Any]] = {"epoch": [m["epoch"] for m in epochs]}
+    columns["phase"] = [str(m.get("phase", "")) for m in epochs]
+    for name in METRICS:
+        column = [finite(m.get(name)) for m in epochs]
+        if any(value is not None for value in column):
+            columns[name] = [short(value) for value in column]
+    return columns
+
+
+def differences(runs: Sequence[RunFiles]) -> list[list[str]]:
+    """Rows [key, value of each run] of the recipe's keys whose values differ; all keys for a single run."""
+    keys = list(dict.fromkeys(key for run in runs for key in run.recipe))
+    rows = [[key, *(_value(run.recipe.get(key, "")) for run in runs)] for key in keys]
+    return [row for row in rows if len(runs) == 1 or len(set(row[1:])) > 1]
+
+
+def _value(said: Any) -> str:
+    return "–" if said is None else "yes" if said is True else "no" if said is False else str(said)
+
+
+def certified_facts(certified: Certification) -> dict[str, Any]:
+    """What was proved, broken and left open."""
+    asked = {name for r in certified.radii for name in r.provers.split()}
+    return {
+        "attack": certified.attack,
+        "at": [at_eps(certified, eps) for eps in certified.eps],
+        "curve": _curve(certified.radii),
+        "radii": [[short(r.proved), short(r.broken)] for r in certified.radii if r.prediction == r.label],
+        "radiiOf": len(certified.radii),
+        "radiiBy": " ".join(sorted(asked)),
+    }
+
+
+def at_eps(certified: Certification, eps: float) -> dict[str, Any]:
+    errors = certified.errors(eps)
+    return {
+        "eps": eps,
+        "images": errors.images,
+        "standard": errors.standard,
+        "attack": errors.attack,
+        "verified": list(errors.verified.items()),
+        "counts": certified.counts(eps),
+        "flow": [asdict(decided) for decided in certified.flow(eps)],
+        "classes": _by_class([r for r in certified.records if r.eps == eps], eps),
+    }
+
+
+def _by_class(records: list[Record], eps: float) -> list[dict[str, Any]]:
+    found = []
+    for label in sorted({r.label for r in records}):
+        mine = Certificate([r for r in records if r.label == label])
+        errors = mine.errors(eps)
+        found.append(
+            {
+                "label": label,
+                "images": len(mine.records),
+                "standard": 100 * errors["standard_error"],
+                "attack": 100 * errors["pgd_error"],
+                "verified": [["all", 100 * errors["verified_error"]]],
+            }
+        )
+    return found
+
+
+def _curve(radii: list[Radius]) -> dict[str, list[float]] | None:
+    """Certified accuracy over eps, up to where nothing is left."""
+    if not radii:
+        return None
+    top = min(1.0, 1.05 * max([r.broken or 0 for r in radii] + [r.proved for r in radii]) + 1e-3)
+    points = curve(radii, [top * k / 120 for k in range(121)])
+    eps, proved, unbroken = zip(*points, strict=True)
+    return {
+        "eps": [round(e, 5) for e in eps],
+        "proved": [round(100 * share, 3) for share in proved],
+        "unbroken": [round(100 * share, 3) for share in unbroken],
+    }
+
+
+def histograms(entries: list[dict[str, Any]]) -> None:
+    """Radii of all runs in bins of one width, in place of the radii themselves."""
+    radii = [entry.pop("radii") for entry in entries]
+    largest = max((value for found in radii for pair in found for value in pair if value is not None), default=0.0)
+    width = next((w for w in (0.001, 0.002, 0.005, 0.01, 0.02, 0.025, 0.05) if w * _BARS >= largest), 0.05)
+    for entry, found in zip(entries, radii, strict=True):
+        bins = max(1, math.ceil(largest / width + 1e-9))
+        entry["histogram"] = found and {
+            "width": width,
+            "proved": _binned([p for p, _ in found], width, bins),
+            "broken": _binned([b for _, b in found if b is not None], width, bins),
+            "never": sum(b is None for _, b in found),
+            "right": len(found),
+            "median": median(p for p, _ in found),
+        }
+
+
+def _binned(values: list[float], width: float, bins: int) -> list[int]:
+    counts = [0] * bins
+    for value in values:
+        counts[min(bins - 1, int(value / width))] += 1
+    return counts
+
+
+def finite(value: Any) -> float | None:
+    """A number that can be drawn; JSON has no NaN."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    return float(value) if number and math.isfinite(value) else None
+
+
+def short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")
+
+
+def say_eps(eps: float) -> str:
+    """0.3, or 8/255 where that is what was meant."""
+    pixels = eps * 255
+    if float(f"{eps:.3g}") != eps and abs(pixels - round(pixels)) < 1e-3 and round(pixels):
+        return f"{round(pixels)}/255"
+    return f"{eps:g}"
+
+
+def say_seconds(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"

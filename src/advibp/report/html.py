@@ -1,0 +1,121 @@
+"""One self-contained page: all that it shows and all that draws it is inside, and nothing leaves it.
+
+The data is one block of JSON. The page's scripts make text and tables of it at once, and figures as soon as plotly.js,
+which is carried along compressed, is unpacked. The policy in its head lets run what is inside and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from plotly.offline import get_plotlyjs
+
+from advibp import checkpoint
+from advibp.report import facts
+from advibp.report.pictures import Source, show
+from advibp.report.reading import RunFiles
+from advibp.report.sections import Section, TableSection
+from advibp.version import __version__
+
+_SCRIPTS = ("base.js", "tables.js", "figures.js", "pictures.js", "page.js")
+
+
+def write_page(
+    path: str | Path,
+    runs: Sequence[RunFiles],
+    *,
+    sections: Sequence[Section] = (),
+    title: str = "",
+    images: Sequence[Source | str] = (),
+) -> None:
+    """Write the page of some runs, or of none, with `sections` of its own before them.
+
+    `images`: for each run where its test images are, or a sentence that says why there are none.
+    """
+    data = page_data(runs, sections, title, images)
+    checkpoint.write_atomically(Path(path), render(data))
+
+
+def page_data(
+    runs: Sequence[RunFiles], sections: Sequence[Section], title: str, images: Sequence[Source | str]
+) -> dict[str, Any]:
+    """All that the page shows."""
+    entries = [
+        {"run": k, "stage": stage, **facts.certified_facts(certified)}
+        for k, run in enumerate(runs)
+        for stage, certified in run.certified.items()
+    ]
+    facts.histograms(entries)
+    eps = sorted({at["eps"] for entry in entries for at in entry["at"]})
+    return {
+        "title": title or (runs[0].name if len(runs) == 1 else f"{len(runs)} runs" if runs else "advibp"),
+        "version": __version__,
+        "eps": [{"eps": e, "said": facts.say_eps(e)} for e in eps],
+        "runs": [facts.run_facts(run) for run in runs],
+        "differences": facts.differences(runs),
+        "entries": entries,
+        "images": show(runs, images),
+        "sections": [_section(section) for section in sections],
+    }
+
+
+def _section(section: Section) -> dict[str, Any]:
+    return {"shows": "table" if isinstance(section, TableSection) else "chart", **asdict(section)}
+
+
+def render(data: dict[str, Any]) -> str:
+    script = "\n".join(_page_file(name) for name in _SCRIPTS)
+    plotly, packed = _plotly()
+    holes = {
+        "policy": f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {_hash(script)} "
+        f"{_hash(plotly)}; base-uri 'none'; form-action 'none'",
+        "title": html.escape(str(data["title"])),
+        "style": _page_file("style.css"),
+        "data": to_json(data),
+        "plotly": packed,
+        "script": script,
+    }
+    pieces = _page_file("page.html").split("%%")  # text, name of a hole, text, ...
+    return "".join(holes[piece] if k % 2 else piece for k, piece in enumerate(pieces))
+
+
+def to_json(data: Any) -> str:
+    """JSON that is harmless inside a script element, whatever its strings say."""
+    text = json.dumps(_drawable(data), separators=(",", ":"), allow_nan=False)  # ASCII: no line separators either
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
+
+
+def _drawable(value: Any) -> Any:
+    """Numbers that JSON does not have become null."""
+    if isinstance(value, dict):
+        return {str(key): _drawable(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_drawable(item) for item in value]
+    return value if value is None or isinstance(value, str | bool | int) else facts.finite(value)
+
+
+def _page_file(name: str) -> str:
+    return resources.files("advibp.report").joinpath("page", name).read_text("utf-8")
+
+
+@cache
+def _plotly() -> tuple[str, str]:
+    """plotly.js, and the same compressed, as letters."""
+    source = get_plotlyjs()
+    return source, base64.b64encode(gzip.compress(source.encode(), 9, mtime=0)).decode()
+
+
+def _hash(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

@@ -1,0 +1,242 @@
+// ---- Figures: each is a function from what is chosen to Plotly's traces and layout ----
+
+// Plotly reads some markup in every text it draws; this makes it draw what was written.
+const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+const lines = (...texts) => texts.filter((text) => text != null).join("<br>");
+
+// A figure with a key of our own: Plotly's legend would be one more set of switches.
+function figure(draw, { key, tall = false, eps = false, title } = {}) {
+  const div = part(el("div", { class: tall ? "plot tall" : "plot" }), draw, { figure: true, eps });
+  return el("figure", {}, title && el("figcaption", {}, title), div,
+    key && el("ul", { class: "key" }, key.map((item) => el("li", {}, item))));
+}
+
+function axis(title, more = {}) {
+  return {
+    title: { text: plain(title), standoff: 8, font: { size: 12 } }, gridcolor: colour("line"), linecolor: colour("line"),
+    zeroline: false, automargin: true, fixedrange: true, ...more,
+  };
+}
+
+function layout(x, y, more = {}) {
+  return {
+    xaxis: x, yaxis: y, showlegend: false, hovermode: "closest", margin: { l: 48, r: 10, t: 10, b: 42 },
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: "system-ui, sans-serif", size: 12, color: colour("soft") },
+    hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("text") }, align: "left" },
+    ...more,
+  };
+}
+
+const CONFIG = { displayModeBar: false, displaylogo: false, responsive: true };
+
+function drawFigure({ node, draw }) {
+  if (!window.Plotly) return;
+  const drawn = draw(node);
+  if (!drawn) {
+    Plotly.purge(node);
+    node.replaceChildren(el("p", { class: "empty" }, "Nothing to draw for what is chosen."));
+    return;
+  }
+  if (!node.classList.contains("js-plotly-plot")) node.replaceChildren();
+  Plotly.react(node, drawn.traces, drawn.layout, CONFIG);
+}
+
+// ---- The gap between attack and proof ----
+
+const PROVER_SIGNS = { ibp: "diamond", "crown-ibp": "square", crown: "triangle-up", deepz: "triangle-down",
+  "alpha-crown": "star", refinezono: "hexagon", bab: "pentagon", milp: "hourglass", all: "diamond" };
+const GLYPHS = { ibp: "◆", "crown-ibp": "■", crown: "▲", deepz: "▼", "alpha-crown": "★", refinezono: "⬢", bab: "⬟",
+  milp: "⧗", all: "◆" };
+
+// Side by side in each group (an eps, a class): from the attack's error up to the proof's, one bar a run.
+function gaps(groups, xTitle, foundAt, describe) {
+  const entries = shownEntries(), traces = [], step = 0.86 / Math.max(1, entries.length);
+  entries.forEach((entry, k) => {
+    const points = groups.map((group, x) => ({ group, found: foundAt(entry, group), x: x + (k - (entries.length - 1) / 2) * step }))
+      .filter((point) => point.found);
+    if (!points.length) return;
+    const ink = runColour(entry.run), of = (read) => points.map((point) => read(point.found));
+    const common = { x: points.map((point) => point.x), hoverinfo: "text",
+      hovertext: points.map((point) => describe(entry, point.group, point.found)) };
+    const bar = (from, to, width, fill) => traces.push({ ...common, type: "bar", base: of(from), width: step * width,
+      y: of((found) => to(found) - from(found)), marker: { color: fill, line: { color: ink, width: width > 0.3 ? 1 : 0 } } });
+    const signs = (read, symbol, size) => traces.push({ ...common, type: "scatter", mode: "markers", y: of(read),
+      marker: { symbol, size, color: ink, line: { color: ink, width: 1.5 } } });
+    bar((found) => found.standard, (found) => found.attack, 0.07, faint(ink, 0.6));
+    bar((found) => found.attack, best, 0.62, faint(ink, 0.28));
+    signs((found) => found.standard, "circle-open", 7);
+    signs((found) => found.attack, "x-thin", 7);
+    for (const by of new Set(points.flatMap((point) => point.found.verified.map(([name]) => name)))) {
+      signs((found) => found.verified.find(([name]) => name === by)?.[1], PROVER_SIGNS[by] ?? "diamond", 8);
+    }
+  });
+  if (!traces.length) return null;
+  const ticks = groups.map((_, x) => x);
+  return { traces, layout: layout(
+    axis(xTitle, { tickvals: ticks, ticktext: groups.map((group) => plain(group.said)), showgrid: false,
+      range: [-0.6, groups.length - 0.4] }),
+    axis("error, % of images", { rangemode: "tozero" }), { barmode: "overlay", hoverdistance: 30 }) };
+}
+
+const verifiedLines = (found) => found.verified.map(([by, error]) => `not proved by ${plain(stageName(by))}: ${percent(error)}`);
+
+function gapFigure() {
+  const drawn = gaps(DATA.eps, "eps", (entry, { eps }) => entry.at.find((at) => at.eps === eps),
+    (entry, { said }, at) => lines(`<b>${plain(entryName(entry))}</b>, eps ${said}`, `standard: ${percent(at.standard)}`,
+      `attack: ${percent(at.attack)}`, ...verifiedLines(at), `gap: ${(best(at) - at.attack).toFixed(2)} points`));
+  if (drawn) drawn.layout.shapes = [{ type: "rect", xref: "x", yref: "paper", x0: chosen.eps - 0.48,
+    x1: chosen.eps + 0.48, y0: 0, y1: 1, fillcolor: colour("mark"), line: { width: 0 }, layer: "below" }];
+  return drawn;
+}
+
+function classFigure() {
+  const labels = [...new Set(shownEntries().flatMap((entry) => atChosen(entry)?.classes.map((one) => one.label) ?? []))];
+  const run = shownEntries()[0]?.run;
+  const groups = labels.sort((a, b) => a - b).map((label) => ({ label, said: className(run, label) }));
+  return gaps(groups, "class", (entry, { label }) => atChosen(entry)?.classes.find((one) => one.label === label),
+    (entry, { said }, found) => lines(`<b>${plain(entryName(entry))}</b>, class ${plain(said)}`, `${found.images} images`,
+      `standard: ${percent(found.standard)}`, `attack: ${percent(found.attack)}`, `not proved: ${percent(best(found))}`));
+}
+
+function gapKey(provers) {
+  return [["○ standard error"], ["✕ error under attack"], ...provers.map((by) => [`${GLYPHS[by] ?? "◆"} not proved by ${stageName(by)}`]),
+    [el("i", { class: "swatch gap" }), "the gap: neither proved nor broken"]];
+}
+
+// ---- Over eps ----
+
+function accuracyFigure() {
+  const traces = [];
+  for (const entry of shownEntries()) {
+    const ink = runColour(entry.run), name = plain(entryName(entry));
+    const line = (x, y, said, more) => traces.push({ type: "scatter", x, y, hoverinfo: "text", mode: "lines",
+      hovertext: x.map((eps, k) => lines(`<b>${name}</b>`, `eps ${significant(eps)}`, `${said}: ${percent(y[k])}`)), ...more });
+    const points = [...entry.at];
+    const x = points.map((at) => at.eps), from = points[0] ? [100 - points[0].standard] : [];
+    if (entry.curve) {
+      const { eps, proved, unbroken } = entry.curve;
+      line(eps, unbroken, "unbroken", { line: { color: ink, dash: "dot", width: 1.5 } });
+      line(eps, proved, "proved", { line: { color: ink, width: 2.5 }, fill: "tonexty", fillcolor: faint(ink, 0.1) });
+      if (points.length) line(x, points.map((at) => 100 - best(at)), "proved, as certified", { mode: "markers",
+        marker: { color: ink, size: 8, symbol: "diamond" } });
+    } else if (points.length) {
+      line([0, ...x], [...from, ...points.map((at) => 100 - at.attack)], "unbroken", { mode: "lines+markers",
+        line: { color: ink, dash: "dot", width: 1.5 }, marker: { color: ink, symbol: "x-thin-open", size: 7 } });
+      line([0, ...x], [...from, ...points.map((at) => 100 - best(at))], "proved", { mode: "lines+markers",
+        line: { color: ink, width: 2.5 }, fill: "tonexty", fillcolor: faint(ink, 0.1), marker: { color: ink, size: 8, symbol: "diamond" } });
+    }
+  }
+  if (!traces.length) return null;
+  const shapes = DATA.eps.length ? [{ type: "line", xref: "x", yref: "paper", x0: DATA.eps[chosen.eps].eps,
+    x1: DATA.eps[chosen.eps].eps, y0: 0, y1: 1, line: { color: colour("soft"), width: 1, dash: "dash" } }] : [];
+  return { traces, layout: layout(axis("eps", { rangemode: "tozero" }), axis("% of images", { range: [0, 101] }), { shapes }) };
+}
+
+// Proved radii upwards, broken ones downwards.
+function radiusFigure() {
+  const traces = [];
+  for (const entry of shownEntries().filter((one) => one.histogram)) {
+    const { width, proved, broken } = entry.histogram, ink = runColour(entry.run), name = plain(entryName(entry));
+    const bars = (counts, yaxis, said, fill) => traces.push({ type: "scatter", mode: "lines", yaxis, fill: "tozeroy",
+      x: counts.flatMap((_, k) => [k * width, (k + 1) * width]),
+      y: counts.flatMap((count) => Array(2).fill(100 * count / entry.radiiOf)),
+      fillcolor: faint(ink, fill), line: { color: ink, width: 1.5 }, hoverinfo: "text",
+      hovertext: counts.flatMap((count, k) => Array(2).fill(lines(`<b>${name}</b>`,
+        `${whole(count)} images ${said} eps ${significant(k * width)} to ${significant((k + 1) * width)}`))) });
+    bars(proved, "y", "are proved up to", 0.22);
+    bars(broken, "y2", "are first broken at", 0.1);
+  }
+  if (!traces.length) return null;
+  const share = (title, more) => axis(title, { rangemode: "tozero", ticksuffix: " %", ...more });
+  return { traces, layout: layout(axis("eps", { rangemode: "tozero", anchor: "free", position: 0 }),
+    share("proved up to", { domain: [0.52, 1] }),
+    { yaxis2: share("broken from", { domain: [0, 0.48], autorange: "reversed" }) }) };
+}
+
+// ---- Training ----
+
+const PANELS = [
+  { title: "Losses", y: "loss", log: true, of: { loss_adv: "under attack, from below", loss_ibp: "over the bounds, from above" } },
+  { title: "Errors on validation images", y: "%", scale: 100, of: { standard_error: "standard", verified_error: "not proved" } },
+  { title: "eps of training", y: "eps_t", of: { eps: "eps_t" } },
+  { title: "How near the attack is to the worst", y: "FOSC", of: { fosc: "FOSC, 0 is a maximum", c_t: "threshold c_t" } },
+  { title: "Weights of the two losses", y: "kappa", of: { kappa_adv: "kappa_adv", kappa_ibp: "kappa_IBP", kappa_reg: "kappa_reg" } },
+  { title: "Angle between the two gradients", y: "degrees", line: 90, of: { angle: "above 90° they disagree" } },
+  { title: "Who had its way", y: "% of steps", scale: 100, of: { branch_agree: "gradients agree",
+    branch_adv: "attack first", branch_ibp: "bounds first", branch_conflict: "neither" } },
+];
+const PHASES = { natural: "no attack yet", adversarial: "attack alone", ramp: "both losses, eps grows",
+  full: "both losses, eps full", latent: "layer by layer" };
+const logged = (panel) => Object.keys(panel.of).filter((name) => DATA.runs.some((run) => run.history[name]));
+
+function trainingFigure(panel) {
+  const traces = [];
+  DATA.runs.forEach((run, k) => logged(panel).forEach((name, n) => {
+    const y = chosen.runs[k] && run.history[name];
+    if (!y) return;
+    const values = y.map((value) => value == null ? null : value * (panel.scale ?? 1));
+    traces.push({ type: "scatter", x: run.history.epoch, y: values, connectgaps: false, hoverinfo: "text",
+      mode: run.history.epoch.length > 2 ? "lines" : "lines+markers",
+      line: { color: runColour(k), width: 2, dash: DASHES[n] },
+      hovertext: values.map((value, at) => value == null ? "" : lines(`<b>${plain(run.name)}</b>`,
+        `epoch ${run.history.epoch[at]}, ${plain(run.history.phase[at])}`, `${panel.of[name]}: ${significant(value)}`)) });
+  }));
+  if (!traces.length) return null;
+  const shapes = phaseShapes();
+  if (panel.line) shapes.push({ type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: panel.line, y1: panel.line,
+    line: { color: colour("soft"), width: 1, dash: "dash" } });
+  return { traces, layout: layout(axis("epoch"), axis(panel.y, panel.log ? { type: "log" } : { rangemode: "tozero" }),
+    { shapes, hoverdistance: 50 }) };
+}
+
+const shadedRun = () => DATA.runs.findIndex((run, k) => chosen.runs[k] && run.history.epoch.length);
+
+// Of the first run that is shown; others may have other phases.
+function phases() {
+  const run = DATA.runs[shadedRun()], found = [];
+  run?.history.phase.forEach((phase, k) => {
+    const epoch = run.history.epoch[k];
+    if (found.at(-1)?.phase === phase) found.at(-1).to = epoch;
+    else found.push({ phase, from: epoch - 1, to: epoch });
+  });
+  return found;
+}
+
+const phaseShapes = () => phases().map(({ phase, from, to }) => ({ type: "rect", xref: "x", yref: "paper", x0: from, x1: to,
+  y0: 0, y1: 1, fillcolor: colour(`phase-${phase}`) || "rgba(0,0,0,0)", line: { width: 0 }, layer: "below" }));
+
+// ---- Charts that a command brought along ----
+
+function ownChart(content) {
+  const traces = content.series.map((one, k) => {
+    const ink = runColour(k), bars = one.low && one.high;
+    const error = bars ? { error_y: { type: "data", symmetric: false, color: ink, thickness: 1.2,
+      array: one.y.map((y, n) => one.high[n] - y), arrayminus: one.y.map((y, n) => y - one.low[n]) } } : {};
+    const x = one.x.map((value) => typeof value === "string" ? plain(value) : value);
+    const kind = content.kind === "bar" ? { type: "bar", marker: { color: ink } }
+      : { type: "scatter", mode: content.kind === "points" ? "markers" : x.length > 40 ? "lines" : "lines+markers",
+        line: { color: ink, width: 2 }, marker: { color: ink, size: 7 } };
+    return { x, y: one.y, hoverinfo: "text", ...kind, ...error,
+      hovertext: x.map((value, n) => lines(`<b>${plain(one.name)}</b>`, `${plain(content.x)}: ${value}`,
+        `${plain(content.y)}: ${one.y[n] == null ? "–" : significant(one.y[n])}`,
+        bars ? `from ${significant(one.low[n])} to ${significant(one.high[n])}` : null)) };
+  });
+  if (!traces.length) return null;
+  const words = content.series.some((one) => one.x.some((value) => typeof value === "string"));
+  return { traces, layout: layout(axis(content.x, words ? { type: "category" } : {}),
+    axis(content.y, { ...(content.log ? { type: "log" } : {}), ...(content.square ? { scaleanchor: "x" } : {}) }),
+    { barmode: "group" }) };
+}
+
+// ---- plotly.js, unpacked and run ----
+
+async function unpackPlotly() {
+  if (!window.DecompressionStream) {
+    throw new Error("This browser can't unpack the figures (it has no DecompressionStream); open the page in a newer one.");
+  }
+  const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  document.head.append(el("script", {}, await new Response(stream).text()));
+  if (!window.Plotly) throw new Error("The figures can't be drawn: the browser did not run plotly.js.");
+}
