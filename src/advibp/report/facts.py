@@ -16,7 +16,7 @@ from advibp.verify.records import Certificate, Record
 # What is drawn of each epoch, if it was logged.
 METRICS = (
     "eps", "loss_adv", "loss_ibp", "fosc", "c_t", "kappa_adv", "kappa_ibp", "kappa_reg", "angle",
-    "branch_agree", "branch_adv", "branch_ibp", "branch_conflict", "standard_error", "verified_error",
+    "branch_agree", "branch_adv", "branch_ibp", "branch_conflict", "standard_error", "verified_error", "seconds",
 )  # fmt: skip
 _BARS = 40  # of a histogram, about
 
@@ -70,9 +70,10 @@ def hardware(summary: dict[str, Any]) -> str:
     told = summary.get("hardware")
     if not isinstance(told, dict):
         return ""
-    units = {"cores": "{} cores", "threads": "{} threads", "torch": "torch {}", "python": "Python {}"}
-    units["advibp"] = "advibp {}"
-    return ", ".join(units.get(key, "{}").replace("{}", str(value)) for key, value in told.items() if value)
+    before = {"torch": "torch ", "python": "Python ", "advibp": "advibp "}
+    after = {"cores": " core", "threads": " thread"}
+    plural = {key: word + "s" * (told.get(key) != 1) for key, word in after.items()}
+    return ", ".join(f"{before.get(key, '')}{value}{plural.get(key, '')}" for key, value in told.items() if value)
 
 
 def _history(epochs: list[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -86,15 +87,20 @@ def _history(epochs: list[dict[str, Any]]) -> dict[str, list[Any]]:
     return columns
 
 
-def differences(runs: Sequence[RunFiles]) -> list[list[str]]:
-    """Rows [key, value of each run] of the recipe's keys whose values differ; all keys for a single run."""
+def recipes(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
+    """Each key of the recipes with its value in each run."""
     keys = list(dict.fromkeys(key for run in runs for key in run.recipe))
-    rows = [[key, *(_value(run.recipe.get(key, "")) for run in runs)] for key in keys]
-    return [row for row in rows if len(runs) == 1 or len(set(row[1:])) > 1]
+    rows = [(key, [_value(run.recipe.get(key)) for run in runs]) for key in keys]
+    return [{"key": key, "values": values, "differ": len(set(values)) > 1} for key, values in rows]
 
 
 def _value(said: Any) -> str:
-    return "–" if said is None else "yes" if said is True else "no" if said is False else str(said)
+    if isinstance(said, list):
+        return ", ".join(map(_value, said)) or "–"
+    if said is None or isinstance(said, bool):
+        return {None: "–", True: "yes", False: "no"}[said]
+    number = finite(said)
+    return str(said) if number is None else f"{number:.12g}"
 
 
 def certified_facts(certified: Certification) -> dict[str, Any]:

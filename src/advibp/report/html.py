@@ -58,11 +58,11 @@ def page_data(
     facts.histograms(entries)
     eps = sorted({at["eps"] for entry in entries for at in entry["at"]})
     return {
-        "title": title or (runs[0].name if len(runs) == 1 else f"{len(runs)} runs" if runs else "advibp"),
+        "title": title or (" · ".join(run.name for run in runs) if len(runs) <= 4 else f"{len(runs)} runs") or "advibp",
         "version": __version__,
         "eps": [{"eps": e, "said": facts.say_eps(e)} for e in eps],
         "runs": [facts.run_facts(run) for run in runs],
-        "differences": facts.differences(runs),
+        "recipes": facts.recipes(runs),
         "entries": entries,
         "images": show(runs, images),
         "sections": [_section(section) for section in sections],

@@ -9,6 +9,7 @@ said.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,7 +21,7 @@ import yaml
 from advibp.errors import UserError
 from advibp.plain_yaml import from_yaml
 from advibp.verify.radius import Radius
-from advibp.verify.records import Certificate, Decided, Record, verified_errors
+from advibp.verify.records import VERDICTS, Certificate, Decided, Record, verified_errors
 
 T = TypeVar("T")
 
@@ -146,12 +147,23 @@ def _certified(folder: Path) -> dict[int | None, Certification]:
         read = Certification(
             path=path,
             summary=_json(path / "summary.json") or {},
-            records=_lines(path / "records.jsonl", lambda said: Record(**said)),
-            radii=_lines(path / "radii.jsonl", lambda said: Radius(**said)),
+            records=_lines(path / "records.jsonl", _record),
+            radii=_lines(path / "radii.jsonl", _radius),
         )
+        _check(read)
         if read.eps or read.radii:
             found[int(stage) if stage else None] = _newest(read)
     return found
+
+
+def _check(read: Certification) -> None:
+    """That the summary, where it speaks for the records, says all that is asked of it."""
+    try:
+        for eps in () if read.records else read.eps:
+            errors, counts = read.errors(eps), read.counts(eps)
+            _numbers(eps, errors.images, errors.standard, errors.attack, errors.best, *counts.values())
+    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError, OverflowError):
+        raise _damaged(read.path / "summary.json") from None
 
 
 def _newest(read: Certification) -> Certification:
@@ -186,6 +198,28 @@ def _lines(file: Path, of: Callable[[Any], T]) -> list[T]:
 
 def _metrics(said: Any) -> dict[str, Any]:
     return {**said, "epoch": int(said["epoch"])}
+
+
+def _record(said: Any) -> Record:
+    record = Record(**said)
+    _numbers(record.index, record.eps, record.label, record.seconds, record.lower_margin or 0)
+    if record.verdict not in VERDICTS or not isinstance(record.provers, str) or not isinstance(record.attack, str):
+        raise ValueError(record)
+    return record
+
+
+def _radius(said: Any) -> Radius:
+    radius = Radius(**said)
+    _numbers(radius.index, radius.label, radius.proved, radius.broken or 0)
+    if not isinstance(radius.provers, str):
+        raise ValueError(radius)
+    return radius
+
+
+def _numbers(*values: Any) -> None:
+    """A TypeError or ValueError unless all are."""
+    if not all(math.isfinite(value) for value in values):
+        raise ValueError(values)
 
 
 def _damaged(file: Path) -> UserError:

@@ -5,7 +5,13 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 
 // What the reader chose: a place in DATA.eps, and which runs are shown.
-const chosen = { eps: Math.max(0, DATA.eps.length - 1), runs: DATA.runs.map(() => true) };
+const chosen = { eps: firstEps(), runs: DATA.runs.map(() => true) };
+
+// The largest at which most runs were certified.
+function firstEps() {
+  const known = DATA.eps.map(({ eps }) => DATA.entries.filter((entry) => entry.at.some((at) => at.eps === eps)).length);
+  return Math.max(0, known.lastIndexOf(Math.max(...known)));
+}
 
 const VERDICTS = ["robust", "falsified", "unknown", "timeout", "error", "misclassified"];
 const SAID = {
@@ -18,7 +24,7 @@ const STAGES = {
   all: "all verifiers",
 };
 const DASHES = ["solid", "dash", "dot", "dashdot"];
-const stageName = (by) => STAGES[by] ?? by ?? "nobody";
+const stageName = (by) => (by == null ? "nobody" : STAGES[by] ?? by);
 
 // An element; strings become text, never markup.
 function el(tag, attributes = {}, ...children) {

@@ -51,7 +51,7 @@ const GLYPHS = { ibp: "◆", "crown-ibp": "■", crown: "▲", deepz: "▼", "al
 
 // Side by side in each group (an eps, a class): from the attack's error up to the proof's, one bar a run.
 function gaps(groups, xTitle, foundAt, describe) {
-  const entries = shownEntries(), traces = [], step = 0.86 / Math.max(1, entries.length);
+  const entries = shownEntries(), traces = [], step = Math.min(0.86 / Math.max(1, entries.length), 0.08 * groups.length);
   entries.forEach((entry, k) => {
     const points = groups.map((group, x) => ({ group, found: foundAt(entry, group), x: x + (k - (entries.length - 1) / 2) * step }))
       .filter((point) => point.found);
@@ -73,10 +73,11 @@ function gaps(groups, xTitle, foundAt, describe) {
   });
   if (!traces.length) return null;
   const ticks = groups.map((_, x) => x);
+  const top = Math.max(1, ...entries.flatMap((entry) => groups.flatMap((group) => foundAt(entry, group)?.verified.map(([, error]) => error) ?? [])));
   return { traces, layout: layout(
     axis(xTitle, { tickvals: ticks, ticktext: groups.map((group) => plain(group.said)), showgrid: false,
       range: [-0.6, groups.length - 0.4] }),
-    axis("error, % of images", { rangemode: "tozero" }), { barmode: "overlay", hoverdistance: 30 }) };
+    axis("error, % of images", { range: [0, Math.min(104, 1.08 * top)] }), { barmode: "overlay", hoverdistance: 30 }) };
 }
 
 const verifiedLines = (found) => found.verified.map(([by, error]) => `not proved by ${plain(stageName(by))}: ${percent(error)}`);
@@ -165,6 +166,7 @@ const PANELS = [
   { title: "Angle between the two gradients", y: "degrees", line: 90, of: { angle: "above 90° they disagree" } },
   { title: "Who had its way", y: "% of steps", scale: 100, of: { branch_agree: "gradients agree",
     branch_adv: "attack first", branch_ibp: "bounds first", branch_conflict: "neither" } },
+  { title: "Time of an epoch", y: "seconds", of: { seconds: "seconds" } },
 ];
 const PHASES = { natural: "no attack yet", adversarial: "attack alone", ramp: "both losses, eps grows",
   full: "both losses, eps full", latent: "layer by layer" };
@@ -186,7 +188,7 @@ function trainingFigure(panel) {
   const shapes = phaseShapes();
   if (panel.line) shapes.push({ type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: panel.line, y1: panel.line,
     line: { color: colour("soft"), width: 1, dash: "dash" } });
-  return { traces, layout: layout(axis("epoch"), axis(panel.y, panel.log ? { type: "log" } : { rangemode: "tozero" }),
+  return { traces, layout: layout(axis("epoch"), axis(panel.y, panel.log ? { type: "log", dtick: "D2" } : { rangemode: "tozero" }),
     { shapes, hoverdistance: 50 }) };
 }
 

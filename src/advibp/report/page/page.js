@@ -4,7 +4,7 @@ function header() {
   contents = el("ul", { class: "contents" });
   const theme = el("button", { type: "button", id: "theme", title: "light or dark", onclick: turn }, "◐");
   document.getElementById("top").append(
-    el("div", { class: "title" }, el("h1", {}, DATA.title), theme), el("nav", {}, contents));
+    el("div", { class: "title" }, el("div", {}, el("p", { class: "over" }, "advibp report"), el("h1", {}, DATA.title)), theme), el("nav", {}, contents));
 }
 
 // ---- Light and dark ----
@@ -128,7 +128,7 @@ function build() {
     }
     training();
     section("recipes", DATA.runs.length > 1 ? "Side by side" : "Recipe", DATA.runs.length > 1
-      ? "Keys of the recipes whose values differ, and what came of them." : "All keys of the recipe, and what came of it.")
+      ? "What came of each run, and the keys of their recipes whose values differ." : "")
       .append(part(el("div"), differencesTable));
     section("again", "Run it again").append(part(el("div"), commands));
   }

@@ -21,7 +21,7 @@ function galleries() {
 }
 
 function picture(run, image) {
-  const img = (number, alt) => el("img", { src: DATA.images.pictures[number], alt, loading: "lazy" });
+  const img = (number, alt) => el("img", { src: DATA.images.pictures[number], alt });
   const truth = className(run, image.label), now = image.now == null ? null : className(run, image.now);
   const title = [`test image ${image.index}`, `class ${truth}`, image.by && `${SAID[image.verdict]} by ${stageName(image.by)}`,
     image.margin != null && `proved margin ${significant(image.margin)}`].filter(Boolean).join("\n");

@@ -21,7 +21,8 @@ function commandLine(command) {
     }
     setTimeout(() => { copied.textContent = "copy"; }, 2000);
   }
-  return el("div", { class: "command" }, el("code", {}, command), copied);
+  const words = command.split(" ").flatMap((word) => [el("span", {}, word), " "]); // a line is broken between words alone
+  return el("div", { class: "command" }, el("code", {}, words), copied);
 }
 
 // ---- At a glance ----
@@ -92,13 +93,17 @@ function errorTable() {
 function cascades() {
   const entries = shownEntries().filter((entry) => atChosen(entry)?.flow.length);
   if (!entries.length) return el("p", { class: "empty" }, `Nothing is known of who decided at eps ${epsSaid()}.`);
-  return entries.map((entry) => el("article", { class: "card" }, el("h3", {}, named(entry)), flow(atChosen(entry))));
+  return entries.map((entry) => el("article", { class: "card" }, el("h3", {}, named(entry)), flow(atChosen(entry), entry.attack)));
 }
 
+const share = (part) => (part > 0 && part < 0.01 ? "< 1 %" : `${Math.round(100 * part)} %`);
+
 // One row a stage: as wide as what entered it, split into what it decided and what it passed on.
-function flow(at) {
+function flow(at, attack) {
   const time = at.flow.reduce((sum, one) => sum + one.images * one.seconds, 0);
-  const stages = [...new Set(at.flow.map((one) => one.by))];
+  const asked = [attack.split(" ")[0], ...at.verified.map(([by]) => by), ...at.flow.map((one) => one.by)];
+  const place = (by) => (by == null ? 99 : Object.keys(STAGES).indexOf(by));
+  const stages = [...new Set(asked)].filter((by) => by !== "").sort((a, b) => place(a) - place(b));
   let left = at.images;
   const rows = stages.map((by) => {
     const decided = at.flow.filter((one) => one.by === by), entered = left;
@@ -106,8 +111,8 @@ function flow(at) {
     const cost = decided.reduce((sum, one) => sum + one.images * one.seconds, 0);
     left -= done;
     return el("li", {},
-      el("div", { class: "stage" }, el("b", {}, stageName(by)),
-        el("span", {}, by == null ? `${whole(entered)} are left` : `${whole(entered)} enter`)),
+      el("div", { class: "stage" }, el("b", {}, by == null ? "still open" : stageName(by)),
+        el("span", {}, `${whole(entered)} ${by == null ? "left" : entered === 1 ? "enters" : "enter"}`)),
       el("div", { class: "proportions" },
         decided.map((one) => el("i", { class: `v-${one.verdict}`, style: `flex-grow: ${one.images}`,
           title: `${whole(one.images)} ${SAID[one.verdict]}` })),
@@ -115,8 +120,8 @@ function flow(at) {
       el("div", { class: "outcome" },
         decided.map((one) => el("span", {}, el("i", { class: `swatch v-${one.verdict}` }),
           `${whole(one.images)} ${SAID[one.verdict]}`)),
-        el("span", { class: "cost" }, `${seconds(cost / done)} an image` +
-          (time > 0 ? `, ${significant(Math.round(100 * cost / time))} % of all time` : ""))));
+        done ? el("span", { class: "cost" }, `${seconds(cost / done)} an image` + (time > 0 ? `, ${share(cost / time)} of all time` : ""))
+          : "decided nothing"));
   });
   return el("ol", { class: "flow" }, rows);
 }
@@ -128,11 +133,13 @@ function differencesTable() {
   const head = ["", ...shown.map((run) => el("span", { class: "named" }, swatch(run), DATA.runs[run].name))];
   const factNames = [...new Set(DATA.runs.flatMap((run) => run.facts.map(([name]) => name)))];
   const said = (run, name) => DATA.runs[run].facts.find((fact) => fact[0] === name)?.[1] ?? "–";
-  const rows = [
-    ...DATA.differences.map(([key, ...values]) => [el("code", {}, key), ...shown.map((run) => values[run])]),
-    ...factNames.map((name) => [name, ...shown.map((run) => said(run, name))]),
+  const keys = (rows) => rows.map(({ key, values }) => [el("code", {}, key), ...shown.map((run) => values[run])]);
+  const [differ, same] = [true, false].map((wanted) => DATA.recipes.filter((row) => row.differ === wanted));
+  return [
+    table(head, [...factNames.map((name) => [name, ...shown.map((run) => said(run, name))]), ...keys(differ)], { numbers: 99 }),
+    el("details", {}, el("summary", {}, DATA.runs.length > 1 ? `${same.length} keys that are the same` : "All keys of the recipe"),
+      el("dl", { class: "keys" }, same.map(({ key, values }) => el("div", {}, el("dt", {}, key), el("dd", {}, values[0]))))),
   ];
-  return table(head, rows, { numbers: 9 });
 }
 
 function commands() {
