@@ -49,7 +49,7 @@ def _print(section: TableSection) -> None:
         OUT.print(table)
     for note in section.notes:
         style = "yellow" if note.startswith("Not comparable") else None
-        OUT.print(f"  {note}", markup=False, emoji=False, soft_wrap=not OUT.is_terminal, style=style)
+        OUT.print(f"  {note}", markup=False, emoji=False, style=style)
     OUT.print()
 
 

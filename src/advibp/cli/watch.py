@@ -104,7 +104,7 @@ class _Teller:
             _say(f"{self.name}continuing after epoch {run.done}")
         for k, metrics in enumerate(run.history, 1):
             if metrics["epoch"] > self.said:
-                left = left_after(run.files.recipe, run.history[:k])
+                left = left_after(run.files, run.history[:k])
                 _say(self.name + epoch_line(metrics, run.total, _left(left)))
         self.said = run.done
         state = _ending(run) if run.finished or run.stands_still() else ""
@@ -180,16 +180,19 @@ CURVES = (
 
 
 def _weights(metrics: dict[str, Any]) -> list[str]:
-    said = [
-        f"{sign} {metrics[key]:.3f}" for key, sign in (("kappa_adv", "k_adv"), ("kappa_ibp", "k_IBP")) if key in metrics
-    ]
-    if "angle" in metrics:
-        said.append(f"angle {metrics['angle']:.0f}")
-    branches = [name for name in ("agree", "adv", "ibp", "conflict") if f"branch_{name}" in metrics]
-    if branches:
-        shares = "/".join(f"{100 * metrics[f'branch_{name}']:.0f}" for name in branches)
-        said.append(f"{'/'.join(branches)} {shares} %")
-    return [f"  {'weights':<11s}  {'   '.join(said)}"] if said else []
+    """How the two losses were weighed in an epoch, where there are two."""
+    weights = [f"{name} {form(metrics[key])}" for key, name, form in WEIGHTS if key in metrics]
+    keys = [f"branch_{name}" for name in ("agree", "adv", "ibp", "conflict")]
+    branches = [f"{key.removeprefix('branch_')} {metrics[key]:.0%}" for key in keys if key in metrics]
+    lines = ("weights", weights), ("branches", branches)
+    return [f"  {name:<11s}  {'   '.join(said)}" for name, said in lines if said]
+
+
+WEIGHTS = (
+    ("kappa_adv", "k_adv", "{:.3f}".format),
+    ("kappa_ibp", "k_IBP", "{:.3f}".format),
+    ("angle", "angle", "{:.0f}".format),
+)
 
 
 def _trouble(run: Watched) -> str:
@@ -228,5 +231,5 @@ def _certify(run: Watched) -> str:
     if method and "beta" in method.reads and recipe.get("beta"):
         verifier = "crown-ibp"
     by = ["--by", "ibp", verifier] if verifier not in ("", "ibp") else []
-    own = ["--net", net] if nets.is_own(net) else []
+    own = ["--net", net if nets.is_own(net) else "file.py:function"] if not nets.is_known(net) else []
     return shlex.join(["advibp", "certify", str(run.path), "--eps", str(recipe.get("eps")), *by, *own])

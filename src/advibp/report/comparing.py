@@ -223,9 +223,11 @@ def warnings(told: Sequence[Certified]) -> list[str]:
     """A line for each thing in which the certifications differ, so that their numbers cannot be compared."""
     told = [certified for certified in told if certified.files and certified.eps]
     lines = []
-    attacks = {certified.run: certified.files.attack for certified in told if certified.files}
-    if _differ(attacks.values()):
-        said = "; ".join(f"{run}: {attack or 'unknown'}" for run, attack in attacks.items())
+    attacks: dict[str, list[str]] = {}
+    for certified in told:
+        attacks.setdefault(certified.files.attack if certified.files else "", []).append(certified.run)
+    if len(attacks) > 1:
+        said = "; ".join(f"{', '.join(runs)}: {printable(attack) or 'unknown'}" for attack, runs in attacks.items())
         lines.append(f"Not comparable: errors under attack, for the attacks differ ({said}).")
     radii = sorted({eps for certified in told for eps in certified.eps}, key=float)
     if apart := [eps for eps in radii if _other_images([c for c in told if eps in c.eps], eps)]:
@@ -282,7 +284,7 @@ def spent(run: RunFiles) -> float:
 
 
 def _epochs(run: RunFiles) -> str:
-    done, total = max((m["epoch"] for m in run.history), default=0), epochs_of(run.recipe)
+    done, total = max((m["epoch"] for m in run.history), default=0), epochs_of(run)
     if run.summary is not None:
         return str(done or total)
     return f"{done} of {total}"

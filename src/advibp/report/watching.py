@@ -72,12 +72,12 @@ class Watched:
 
     @property
     def total(self) -> int:
-        return max(epochs_of(self.files.recipe), self.done)
+        return max(epochs_of(self.files), self.done)
 
     @property
     def phase(self) -> str:
         """Of the epoch that goes on, or of the last one."""
-        course = phases(self.files.recipe)
+        course = phases(self.files)
         return next((phase.name for phase in course if self.done < phase.ends), str(self.history[-1]["phase"]))
 
     def waiting(self) -> float:
@@ -87,7 +87,7 @@ class Watched:
 
     def left(self) -> Left | None:
         """Of the whole run; what of the epoch is over, is over."""
-        told = left_after(self.files.recipe, self.history)
+        told = left_after(self.files, self.history)
         return told and Left(max(0.0, told.seconds - min(self.waiting(), usual(self.history))), told.least)
 
     def late(self) -> bool:
@@ -113,28 +113,31 @@ def usual(history: Sequence[dict[str, Any]]) -> float:
     return float(median(m["seconds"] for m in history[-RECENT:])) if history else 0.0
 
 
-def epochs_of(recipe: dict[str, Any]) -> int:
+def epochs_of(files: RunFiles) -> int:
     """All epochs, those of layer-wise stages included; every stage begins a new one."""
-    return phases(recipe)[-1].ends
+    return phases(files)[-1].ends
 
 
-def phases(recipe: dict[str, Any]) -> list[Phase]:
+def phases(files: RunFiles) -> list[Phase]:
     """When each phase ends. An epoch in which one ends and another begins is called after the later one, as it is in
     metrics.jsonl."""
+    recipe = files.recipe
     try:
         epochs = float(recipe["epochs"])
+        last = math.ceil(epochs)
         spans = [_epochs(recipe.get(key, 0), epochs) for key in ("warmup_natural", "warmup_adversarial", "ramp")]
         stages = int(recipe.get("stages", 0)) * math.ceil(float(recipe.get("stage_epochs", 0)))
         ends = [math.floor(sum(spans[: k + 1]) + 1e-9) for k in range(3)]
     except (KeyError, TypeError, ValueError, OverflowError):
-        raise UserError("recipe.yaml is damaged: it does not say how many epochs there are; restore it.") from None
-    last = math.ceil(epochs)
+        raise UserError(
+            f"{files.path / 'recipe.yaml'} is damaged: it does not say how many epochs there are; restore it."
+        ) from None
     names = ("natural", "adversarial", "ramp")
     told = [Phase(name, min(end, last)) for name, end in zip(names, ends, strict=True)]
     return [*told, Phase("full", last), Phase("latent", last + stages)]
 
 
-def left_after(recipe: dict[str, Any], history: Sequence[dict[str, Any]]) -> Left | None:
+def left_after(files: RunFiles, history: Sequence[dict[str, Any]]) -> Left | None:
     """Seconds of the epochs to come: those of a phase take what its last ones took; None before the first."""
     if not history:
         return None
@@ -143,7 +146,7 @@ def left_after(recipe: dict[str, Any], history: Sequence[dict[str, Any]]) -> Lef
         took.setdefault(str(metrics["phase"]), []).append(float(metrics["seconds"]))
     at, seconds, least = int(history[-1]["epoch"]), 0.0, False
     known = took[str(history[-1]["phase"])]
-    for phase in phases(recipe):
+    for phase in phases(files):
         to_come = max(0, phase.ends - at)
         at += to_come
         if to_come:
@@ -188,7 +191,7 @@ def _stamp(file: Path) -> tuple[int, int] | None:
 
 
 def _check(files: RunFiles) -> None:
-    phases(files.recipe)
+    phases(files)
     for metrics in files.history:
         if "phase" not in metrics or not all(isinstance(metrics.get(key), int | float) for key in _ALWAYS):
             raise UserError(
