@@ -6,11 +6,12 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test browser bench endure lint format wheel clean
+.PHONY: help demo test docs browser bench endure lint format wheel clean
 
 help:
 	@echo "make demo     train a small network on MNIST and prove its robustness"
 	@echo "make test     run the tests"
+	@echo "make docs     build the documentation as a site: site/index.html"
 	@echo "make bench    measure what a training step costs, as ratios (five minutes, on an idle machine)"
 	@echo "make endure   kill trainings and certifications a hundred times and check that nothing is lost (15 minutes)"
 	@echo "make lint     check style, types and who imports whom"
@@ -28,6 +29,11 @@ test: $(VENV)/.installed-dev $(if $(CI),browser)
 
 browser:
 	@command -v chromium > /dev/null || { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install chromium chromium-driver > /dev/null; }
+
+# The variable silences an advertisement of the theme's, which looks like a warning.
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "the site: site/index.html"
 
 endure: $(VENV)/.installed-dev
 	$(BIN)/python tests/endurance/kill_nine.py --kills 100 --minutes 15
@@ -51,7 +57,7 @@ wheel: $(VENV)/.installed-dev
 	$(BIN)/python -m build --wheel --no-isolation
 
 clean:
-	rm -rf build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 # pip is the last thing a venv gets: where it exists, the venv is whole.
 $(BIN)/pip:

@@ -1,0 +1,136 @@
+"""Tables that the code knows best: recipe keys, shipped recipes, methods, structures, results.
+
+A page holds `<!-- table: NAME -->` where one belongs; it is written when the site is built, so it can't be out of date.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from advibp import nets
+from advibp.cli.lists import _cost
+from advibp.methods import METHODS
+from advibp.recipe import Recipe, read, shipped
+
+ROOT = Path(__file__).parents[2]
+MARK = re.compile(r"^<!-- table: ([\w ]+) -->$", re.MULTILINE)
+
+#: The keys of a recipe by what they are about. A test keeps this complete.
+GROUPS: dict[str, str] = {
+    "What is trained": "data net method eps seed",
+    "How long, and when": "epochs warmup_natural warmup_adversarial warmup_adversarial_ramp ramp ramp_shape",
+    "The weights of two losses": "weighting kappa beta1 beta2 scope c_max c_extra c_decay fosc_scale",
+    "What single methods read": "attack_steps beta domain symbols regulariser projections",
+    "The optimiser": "batch_size lr lr_shape lr_milestones lr_factor clip l1 max_loss",
+    "Layer-wise stages": "stages stage_epochs stage_lr stage_lr_milestones",
+    "The network": "weights init normalise batchnorm",
+    "The images": "data_root size flip crop limit validation select",
+    "The machine": "threads device at_once recompute",
+    "For comparison": "published",
+}
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    return MARK.sub(lambda found: TABLES[found.group(1)](), markdown)
+
+
+def recipe_keys() -> str:
+    fields = {field.name: field for field in dataclasses.fields(Recipe)}
+    parts = []
+    for title, keys in GROUPS.items():
+        rows = [(f"`{key}`", f"`{shown(fields[key].default)}`", fields[key].metadata["says"]) for key in keys.split()]
+        parts.append(f"### {title}\n\n{table(('key', 'default', 'meaning'), rows)}")
+    return "\n\n".join(parts)
+
+
+def shown(value: Any) -> str:
+    """A value as an option takes it."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "(none)"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
+
+
+def shipped_recipes() -> str:
+    rows = []
+    for name, file in shipped().items():
+        first = file.read_text("utf-8").splitlines()[0].lstrip("# ")
+        recipe = Recipe.load(name)
+        rows.append((f"`{name}`", first, f"{recipe.eps:.4g}", f"{recipe.epochs:g}", str(recipe.stages)))
+    return table(("name", "what it is", "eps_train", "epochs", "stages"), rows)
+
+
+def methods() -> str:
+    marks = {True: "✓", False: "", None: "–"}
+    rows = [
+        (
+            f"`{name}`",
+            row.says,
+            row.verifier or "–",
+            *(marks[value] for value in row.properties),
+            _cost(name),
+            row.needs,
+        )
+        for name, row in METHODS.items()
+    ]
+    return table(("method", "what it minimises", "proved by", "E", "R", "P", "W", "cost", "needs"), rows)
+
+
+def method_keys() -> str:
+    rows = []
+    for name, row in METHODS.items():
+        own = ", ".join(f"`{key}: {shown(value)}`" for key, value in row.recipe.items())
+        weights = str(row.weighting) if row.lower and row.upper else "–"
+        reads = ", ".join(f"`{key}`" for key in row.reads)
+        rows.append(
+            (f"`{name}`", weights, {None: "–", "box": "boxes", "zonotope": "zonotopes"}[row.latent], reads, own)
+        )
+    return table(("method", "weights", "stages", "reads", "changes in the recipe"), rows)
+
+
+def structures() -> str:
+    rows = []
+    for name, text in nets.STRUCTURES.items():
+        parameters = sum(p.numel() for p in nets.build(name).parameters())
+        rows.append((f"`{name}`", text, f"{parameters:,}"))
+    return table(("name", "structure", "parameters on 1x28x28"), rows)
+
+
+def published() -> str:
+    rows = []
+    for name in shipped():
+        for net, numbers in (read(name).get("published") or {}).items():
+            rows += [
+                (f"`{name}`", net, eps, *("" if n is None else f"{n:.2f}" for n in n3)) for eps, n3 in numbers.items()
+            ]
+    return table(("recipe", "network", "eps", "standard", "verified", "PGD-200"), rows)
+
+
+def results() -> str:
+    pages = [*ROOT.glob("results/*.md"), *ROOT.glob("results/*/README.md")]
+    lines = []
+    for page in sorted(pages):
+        heading = page.read_text("utf-8").splitlines()[0].lstrip("# ")
+        lines.append(f"- [{heading}](../{page.relative_to(ROOT).as_posix()})")
+    return "\n".join(lines)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "recipe keys": recipe_keys,
+    "shipped recipes": shipped_recipes,
+    "methods": methods,
+    "method keys": method_keys,
+    "structures": structures,
+    "published": published,
+    "results": results,
+}
