@@ -166,16 +166,20 @@ def histograms(entries: list[dict[str, Any]]) -> None:
     radii = [entry.pop("radii") for entry in entries]
     largest = max((value for found in radii for pair in found for value in pair if value is not None), default=0.0)
     width = next((w for w in (0.001, 0.002, 0.005, 0.01, 0.02, 0.025, 0.05) if w * _BARS >= largest), 0.05)
+    bins = max(1, math.ceil(largest / width + 1e-9))
     for entry, found in zip(entries, radii, strict=True):
-        bins = max(1, math.ceil(largest / width + 1e-9))
-        entry["histogram"] = found and {
-            "width": width,
-            "proved": _binned([p for p, _ in found], width, bins),
-            "broken": _binned([b for _, b in found if b is not None], width, bins),
-            "never": sum(b is None for _, b in found),
-            "right": len(found),
-            "median": median(p for p, _ in found),
-        }
+        entry["histogram"] = (
+            None
+            if not found
+            else {
+                "width": width,
+                "proved": _binned([p for p, _ in found], width, bins),
+                "broken": _binned([b for _, b in found if b is not None], width, bins),
+                "never": sum(b is None for _, b in found),
+                "right": len(found),
+                "median": median(p for p, _ in found),
+            }
+        )
 
 
 def _binned(values: list[float], width: float, bins: int) -> list[int]:

@@ -32,13 +32,8 @@ const CONFIG = { displayModeBar: false, displaylogo: false, responsive: true };
 
 function drawFigure({ node, draw }) {
   if (!window.Plotly) return;
-  const drawn = draw(node);
-  if (!drawn) {
-    Plotly.purge(node);
-    node.replaceChildren(el("p", { class: "empty" }, "Nothing to draw for what is chosen."));
-    return;
-  }
-  if (!node.classList.contains("js-plotly-plot")) node.replaceChildren();
+  const drawn = draw(node) ?? { traces: [], layout: layout({ visible: false }, { visible: false }, { annotations: [
+    { text: "nothing to draw for what is chosen", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5 }] }) };
   Plotly.react(node, drawn.traces, drawn.layout, CONFIG);
 }
 

@@ -139,6 +139,14 @@ build();
 paint();
 redraw();
 darkSystem.addEventListener("change", paint);
-unpackPlotly().then(() => redraw((one) => one.figure), (problem) => {
+unpackPlotly().then(drawAll).catch((problem) => {
   document.getElementById("main").prepend(el("p", { class: "note", id: "problem" }, problem.message));
 }).finally(() => { document.documentElement.dataset.ready = "yes"; });
+
+// One figure after the other, so that the page can be read and scrolled meanwhile.
+async function drawAll() {
+  for (const one of parts.filter((each) => each.figure)) {
+    drawFigure(one);
+    await new Promise((next) => setTimeout(next));
+  }
+}

@@ -1,0 +1,143 @@
+"""A run's folder is read as it lies there; what is damaged is told in a sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from advibp.errors import UserError
+from advibp.report.reading import read_run
+from advibp.verify.records import VERDICTS
+
+
+@pytest.fixture
+def folder(trained: dict[str, Path], tmp_path: Path) -> Path:
+    """A copy of the first run."""
+    copy = tmp_path / "copy"
+    shutil.copytree(trained["first"], copy)
+    return copy
+
+
+def test_all_that_a_run_left_is_read(trained: dict[str, Path]) -> None:
+    run = read_run(trained["first"])
+    assert (run.name, run.recipe["method"], run.recipe["eps"]) == ("first", "advibp", 0.05)
+    assert run.summary is not None
+    assert [epoch["epoch"] for epoch in run.history] == [1, 2, 3, 4, 5]
+    assert run.last is not None
+    assert run.last.eps == [0.01, 0.05]
+    assert len(run.last.records) == 120
+    assert len(run.last.radii) == 60
+    assert run.last.attack == "pgd steps=10 step=0.1eps restarts=1 loss=ce random start"
+
+
+def test_errors_lie_in_order_and_follow_from_the_verdicts(trained: dict[str, Path]) -> None:
+    for name in ("first", "second"):
+        certified = read_run(trained[name]).last
+        assert certified is not None
+        for eps in certified.eps:
+            errors, counts, flow = certified.errors(eps), certified.counts(eps), certified.flow(eps)
+            verified = list(errors.verified.values())
+            assert 0 <= errors.standard <= errors.attack <= errors.best <= 100
+            assert verified == sorted(verified, reverse=True)  # who is asked later proves no less
+            assert errors.best == pytest.approx(100 * (1 - counts["robust"] / errors.images))
+            assert sum(decided.images for decided in flow) == sum(counts.values()) == errors.images == 60
+            assert set(counts) <= set(VERDICTS)
+
+
+def test_numbers_alone_say_the_same_as_the_records(trained: dict[str, Path]) -> None:
+    whole, bare = read_run(trained["first"]).last, read_run(trained["bare"]).last
+    assert whole is not None
+    assert bare is not None
+    assert not bare.records
+    assert bare.eps == whole.eps
+    for eps in whole.eps:
+        one, other = whole.errors(eps), bare.errors(eps)
+        assert one.images == other.images
+        assert (one.standard, one.attack) == pytest.approx((other.standard, other.attack), abs=0.005)  # rounded
+        assert one.verified == pytest.approx(other.verified, abs=0.005)
+        assert whole.counts(eps) == bare.counts(eps)
+        assert whole.flow(eps) == bare.flow(eps)
+
+
+def test_a_run_that_has_just_begun(folder: Path) -> None:
+    for name in ("summary.json", "model.safetensors", "metrics.jsonl"):
+        (folder / name).unlink()
+    shutil.rmtree(folder / "certify")
+    run = read_run(folder)
+    assert run.summary is None
+    assert run.history == []
+    assert run.last is None
+
+
+def test_half_a_line_is_passed_over_and_a_later_line_wins(folder: Path) -> None:
+    records = folder / "certify" / "records.jsonl"
+    first = json.loads(records.read_text().splitlines()[0])
+    with records.open("a") as file:
+        file.write(json.dumps({**first, "lower_margin": 0.25}) + "\n" + '{"index": 3, "eps"')
+    certified = read_run(folder).last
+    assert certified is not None
+    assert len(certified.records) == 120
+    (newest,) = [r for r in certified.records if (r.index, r.eps) == (first["index"], first["eps"])]
+    assert newest.lower_margin == 0.25
+
+
+def test_stages_come_before_the_last_network(folder: Path) -> None:
+    for name in ("certify-stage-10", "certify-stage-2", "certify-stage-x"):
+        shutil.copytree(folder / "certify", folder / name)
+    assert list(read_run(folder).certified) == [2, 10, None]
+
+
+_SAID: dict[str, Any] = {"by": ["ibp"], "images": 3, "verdicts": {"0.1": {"robust": 3}}}
+_PERCENT = {"standard_error": 1, "pgd_error": 2, "verified_error": 3}
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("recipe.yaml", "- a\n- list\n"),
+        ("recipe.yaml", "a: [\n"),
+        ("recipe.yaml", "a: &a [*a]\n"),
+        ("summary.json", "[]"),
+        ("summary.json", "{"),
+        ("metrics.jsonl", "3\n"),
+        ("metrics.jsonl", '{"phase": "ramp"}\n'),
+        ("metrics.jsonl", '{"epoch": 1}\nnot json\n{"epoch": 2}\n'),
+        ("certify/records.jsonl", '{"index": 0}\n'),
+        ("certify/radii.jsonl", '{"index": "0"}\n'),
+        ("certify/radii.jsonl", "[" * 100_000 + "\n"),
+        ("certify/summary.json", json.dumps({**_SAID, "percent": 3})),
+        ("certify/summary.json", json.dumps({**_SAID, "percent": {"0.1": {}}})),
+        ("certify/summary.json", json.dumps({**_SAID, "percent": {"nan": _PERCENT}})),
+        ("certify/summary.json", json.dumps({**_SAID, "percent": {"0.1": {**_PERCENT, "verified_error": "3"}}})),
+        ("certify/summary.json", json.dumps({**_SAID, "percent": {"0.1": _PERCENT}, "by": []})),
+        ("certify/summary.json", json.dumps({**_SAID, "percent": {"0.1": _PERCENT}, "verdicts": 3})),
+        ("certify/summary.json", json.dumps({**_SAID, "percent": {"0.1": _PERCENT}, "flow": {"0.1": [{"by": 3}]}})),
+    ],
+)
+def test_what_is_damaged_is_named(trained: dict[str, Path], tmp_path: Path, file: str, said: str) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(trained["bare"], folder)
+    (folder / file).write_text(said)
+    with pytest.raises(UserError, match="is damaged") as told:
+        read_run(folder)
+    assert file in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "change", [{"eps": "0.1"}, {"verdict": "fine"}, {"index": None}, {"lower_margin": "low"}, {"seconds": "nan"}]
+)
+def test_a_record_of_another_kind_is_damage(folder: Path, change: dict[str, Any]) -> None:
+    records = folder / "certify" / "records.jsonl"
+    first, *others = records.read_text().splitlines()
+    records.write_text("\n".join([json.dumps({**json.loads(first), **change}), *others]) + "\n")
+    with pytest.raises(UserError, match=r"records\.jsonl is damaged"):
+        read_run(folder)
+
+
+def test_a_folder_without_a_recipe_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no run"):
+        read_run(tmp_path)
