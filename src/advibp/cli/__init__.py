@@ -15,6 +15,7 @@ from advibp.cli.data import data_options
 from advibp.cli.export import export_options
 from advibp.cli.lists import methods_options, nets_options, recipes_options
 from advibp.cli.report import report_options
+from advibp.cli.reproduce import reproduce_options
 from advibp.cli.sweep import sweep_options
 from advibp.cli.train import train_options
 from advibp.cli.watch import watch_options
@@ -64,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     run_options(add("attack", help="attack every test image", formatter_class=Help), run_attack)
     predict_options(add("predict", help="class of an image, and the largest eps at which it is proved"))
     report_options(add("report", help="one page of what runs learned and what is proved", formatter_class=Help))
+    reproduce_options(add("reproduce", help="the paper's tables and figures, measured", formatter_class=Help))
     export_options(add("export", help="a trained network as an ONNX file", formatter_class=Help))
     compare_options(add("compare", help="runs beside each other", formatter_class=Help))
     watch_options(add("watch", help="follow runs while they train", formatter_class=Help))

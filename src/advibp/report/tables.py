@@ -1,0 +1,110 @@
+"""A table for the terminal, and as Markdown, CSV and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from advibp.report.sections import TableSection
+
+#: What LaTeX reads as a command, and signs that its fonts may lack.
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "{": r"\{",
+        "}": r"\}",
+        "$": r"\$",
+        "&": r"\&",
+        "%": r"\%",
+        "#": r"\#",
+        "_": r"\_",
+        "^": r"\textasciicircum{}",
+        "~": r"\textasciitilde{}",
+        "<": r"$<$",
+        ">": r"$>$",
+        "|": r"$|$",
+        "–": "--",
+        "±": r"$\pm$",
+        "≤": r"$\le$",
+        "≥": r"$\ge$",
+        "×": r"$\times$",
+        "²": r"$^2$",
+        "\n": " ",
+    }
+)
+
+
+def terminal(table: TableSection) -> Table:
+    """For rich; numbers stand right, and nothing is cut off."""
+    drawn = Table(title=escape(table.title), box=box.SIMPLE_HEAVY)
+    for k, name in enumerate(table.head):
+        cells = [row[k] for row in table.rows]
+        right = bool(k) and all(map(_is_number, cells))
+        drawn.add_column(escape(name), justify="right" if right else "left", overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*map(escape, row))
+    return drawn
+
+
+def _is_number(cell: str) -> bool:
+    return not cell or cell[0].isdigit() or (cell[0] in "+-" and cell[1:2].isdigit())
+
+
+def markdown(table: TableSection) -> str:
+    """Title, the command that makes it, the table, notes."""
+    lines = [f"# {table.title}", ""]
+    if table.command:
+        lines += ["```sh", table.command, "```", ""]
+    for row in (table.head, ["---"] * len(table.head), *table.rows):
+        lines.append("| " + " | ".join(_in_a_cell(cell) for cell in row) + " |")
+    lines += ["", *(f"- {note}" for note in table.notes)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _in_a_cell(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+
+
+def as_csv(table: TableSection, constant: Mapping[str, str] | None = None) -> str:
+    """`constant`: further columns that say the same in every row, so that a file tells where it came from."""
+    more = dict(constant or {})
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*table.head, *more])
+    writer.writerows([*row, *more.values()] for row in table.rows)
+    return out.getvalue()
+
+
+def latex(table: TableSection) -> str:
+    """A table of the booktabs package; the command that makes it is a comment at its top."""
+    return "\n".join(
+        [
+            *(f"% {line}" for line in table.command.splitlines()),
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{_tex(table.title)}}}",
+            rf"\begin{{tabular}}{{{'l' * len(table.head)}}}",
+            r"\toprule",
+            _tex_row(table.head),
+            r"\midrule",
+            *map(_tex_row, table.rows),
+            r"\bottomrule",
+            r"\end{tabular}",
+            *(rf"\par\footnotesize {_tex(note)}" for note in table.notes),
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def _tex_row(cells: Sequence[str]) -> str:
+    return " & ".join(map(_tex, cells)) + r" \\"
+
+
+def _tex(text: str) -> str:
+    return text.translate(_LATEX)

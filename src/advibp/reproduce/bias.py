@@ -1,0 +1,118 @@
+"""Is the expected update biased? Weights from the current gradients against Algorithm 1's, from past ones.
+
+Two quadratic losses over a finite population, parameters held fixed, so that the full gradients gbar are known. With
+g_t the gradients of a batch, the bias of an update is the mean of kappa_t (g_t - gbar), summed over both losses. If
+kappa_t depends on the past alone and g_t is a draw of its own, that mean is 0. Many independent chains are walked at
+once; the mean over the steps of a chain is one sample, and Hotelling's T^2 tests whether their mean is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+BETA1, BETA2 = 0.9, 0.99
+BATCH, POPULATION, PARAMETERS = 8, 256, 4
+_CHI2_95 = 9.4877  # of 4 degrees of freedom
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    says: str
+    angle: float  # between the full gradients, in degrees
+    from_past: bool  # Algorithm 1; otherwise m = g_t, v = |g_t|
+    strong: bool = True
+    regulariser: bool = False
+
+
+RULES = (
+    Rule(says="weights from the current gradients; agreement", angle=60, from_past=False),
+    Rule(says="Algorithm 1; agreement", angle=60, from_past=True),
+    Rule(says="weights from the current gradients; conflict", angle=120, from_past=False),
+    Rule(says="Algorithm 1; conflict, attack strong", angle=120, from_past=True),
+    Rule(says="Algorithm 1; conflict, attack weak, no regulariser", angle=120, from_past=True, strong=False),
+    Rule(
+        says="Algorithm 1; conflict, attack weak, regulariser",
+        angle=120,
+        from_past=True,
+        strong=False,
+        regulariser=True,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Bias:
+    """Relative to the length of the expected update, with an upper end at 95 % confidence; p of "no bias"."""
+
+    share: float
+    high: float
+    p: float
+
+
+def weigh(m: Tensor, v: Tensor, *, strong: bool = True) -> Tensor:
+    """Algorithm 1 for many chains at once: m (R, 2, d), v (R, 2) -> kappa_adv, kappa_IBP, kappa_reg (R, 3)."""
+    p = (m[:, 0] * m[:, 1]).sum(1)
+    zero, one = torch.zeros_like(p), torch.ones_like(p)
+    bisector = m[:, 0] / v[:, :1] + m[:, 1] / v[:, 1:]
+    gamma = 0.5 * (m.sum(1) * bisector).sum(1) / (bisector**2).sum(1)
+    agree = torch.stack([gamma / v[:, 0], gamma / v[:, 1], zero], 1)
+    if strong:
+        conflict = torch.stack([one, -p / v[:, 1] ** 2, zero], 1)
+    else:
+        conflict = torch.stack([-p / v[:, 0] ** 2, one, one / 2], 1)
+    return torch.where((p > 0)[:, None], agree, conflict)
+
+
+def population(angle: float) -> tuple[Tensor, Tensor]:
+    """Gradients (N, 2, d) of each sample's losses and its abstract loss (N,), at the fixed parameters.
+
+    Both losses of a sample share part of their noise, as two losses of one image do.
+    """
+    random = torch.Generator().manual_seed(0)
+    shared, own_x, own_y = torch.randn(3, POPULATION, PARAMETERS, generator=random, dtype=torch.float64)
+    noise = torch.stack([shared + own_x, shared + own_y], 1) / math.sqrt(2)
+    noise -= noise.mean(0)
+    full = torch.zeros(2, PARAMETERS, dtype=torch.float64)
+    full[0, 0] = 1
+    full[1, :2] = 2 * torch.tensor([math.cos(math.radians(angle)), math.sin(math.radians(angle))])
+    curvature = torch.linspace(0.5, 2, PARAMETERS, dtype=torch.float64)
+    away = full[1] / curvature + noise[:, 1]  # from each sample's minimiser of the abstract loss
+    gradients = torch.stack([full[0] + noise[:, 0], curvature * away], 1)
+    return gradients, (curvature * away**2).sum(1) / 2 + 0.5
+
+
+def measure(rule: Rule, *, chains: int, steps: int, seed: int) -> Bias:
+    random = torch.Generator().manual_seed(seed)
+    gradients, losses = population(rule.angle)
+    full, full_loss = gradients.mean(0), losses.mean()
+    m = torch.zeros(chains, 2, PARAMETERS, dtype=torch.float64)
+    v = torch.zeros(chains, 2, dtype=torch.float64)
+    bias, update = torch.zeros_like(m[:, 0]), torch.zeros_like(m[:, 0])
+    for t in range(steps + 1):
+        rows = torch.randint(POPULATION, (chains, BATCH), generator=random)
+        g, loss = gradients[rows].mean(1), losses[rows].mean(1)
+        if t > 0:  # there is a past
+            past = m / (1 - BETA1**t), v / (1 - BETA2**t)
+            kappa = weigh(*(past if rule.from_past else (g, g.norm(dim=2))), strong=rule.strong)
+            mine, ideal = ((kappa[:, :2, None] * of).sum(1) for of in (g, full))
+            if rule.regulariser:
+                mine = mine + 2 * kappa[:, 2:] * loss[:, None] * g[:, 1]
+                ideal = ideal + 2 * kappa[:, 2:] * full_loss * full[1]
+            bias += (mine - ideal) / steps
+            update += mine / steps
+        m, v = torch.lerp(m, g, 1 - BETA1), torch.lerp(v, g.norm(dim=2), 1 - BETA2)
+    return _tested(bias, float(update.mean(0).norm()))
+
+
+def _tested(samples: Tensor, size: float) -> Bias:
+    """Hotelling's T^2 of samples (R, 4), whose law is chi^2 for as many chains as there are."""
+    mean, covariance = samples.mean(0), torch.cov(samples.T) / len(samples)
+    t2 = float(mean @ torch.linalg.solve(covariance, mean))
+    p = math.exp(-t2 / 2) * (1 + t2 / 2)  # of chi^2 with 4 degrees of freedom
+    reach = math.sqrt(_CHI2_95 * float(torch.linalg.eigvalsh(covariance)[-1]))
+    length = float(mean.norm())
+    return Bias(length / size, (length + reach) / size, p)

@@ -1,0 +1,243 @@
+"""Runs that are wanted become runs that are measured: found, copied, continued or trained, then certified.
+
+A finished run is never trained again, and what its certification has said is not asked again.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from advibp.data import Data
+from advibp.data.catalogue import ROWS
+from advibp.display import Display, Silent
+from advibp.errors import UserError
+from advibp.folder import RunFolder
+from advibp.recipe import Recipe
+from advibp.report.reading import Certification, Errors, RunFiles, read_run
+from advibp.reproduce.wanted import SETTINGS, Ask, Look, Wanted
+from advibp.runs import open_run
+from advibp.sweep import Loaded, examined, trained
+from advibp.training import resolve_device
+from advibp.verify.provers import in_order
+
+#: Where a run computes, not what it computes.
+_WHERE = ("device", "threads", "at_once", "recompute", "data_root", "published")
+How = Literal["reuse", "certify", "copy", "continue", "train"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run that was wanted, and what its looks saw."""
+
+    wanted: Wanted
+    run: RunFiles
+    looks: dict[str, Certification]  # by their folders
+    how: How
+
+    def errors(self, eps: float, folder: str = "certify") -> Errors:
+        """In percent. Radii are told apart as far as a summary tells them."""
+        certified = self.looks[folder]
+        return certified.errors(next(e for e in certified.eps if f"{e:g}" == f"{eps:g}"))
+
+    @property
+    def epochs(self) -> int:
+        return len(self.run.history)
+
+    @property
+    def seconds(self) -> float:
+        return float((self.run.summary or {}).get("seconds", 0.0))
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where a wanted run is, or will be, and what has to be done for it."""
+
+    how: How
+    path: Path
+    epochs: int = 0  # that are finished
+
+    @property
+    def says(self) -> str:
+        return {
+            "reuse": f"reused: {self.path}",
+            "certify": f"reused and certified: {self.path}",
+            "copy": f"copied and certified: {self.path}",
+            "continue": f"continued after epoch {self.epochs}",
+            "train": "trained",
+        }[self.how]
+
+
+@dataclass
+class Work:
+    """Carries out what was asked for."""
+
+    ask: Ask
+    tell: Callable[[str], None] = lambda line: None
+    show: Callable[[], Display] = Silent
+
+    @cached_property
+    def load(self) -> Callable[[Recipe], Data]:
+        return Loaded()
+
+    def find(self, wanted: Wanted) -> Found:
+        own = RunFolder(self.ask.out / wanted.name)
+        elsewhere = [folder for folder, keys in self._elsewhere if not _differs(keys, wanted.recipe)]
+        mine = [own] if own.exists else []
+        for folder in mine:
+            if key := _differs(folder.recipe().as_dict(), wanted.recipe):
+                raise UserError(f"{own.path} holds a run with another {key} than is wanted; choose another --out.")
+        for folder in (*mine, *elsewhere):
+            if _ended(folder) and all(self._seen(folder.path, look, wanted.recipe) for look in wanted.looks):
+                return Found("reuse", folder.path)
+        for folder in (*mine, *elsewhere):
+            if _has_weights(folder, wanted.looks):
+                return Found("certify" if folder is own else "copy", folder.path)
+        if own.begun:
+            return Found("continue", own.path, len(own.history()))
+        return Found("train", own.path)
+
+    def measure(self, wanted: Wanted) -> Measured:
+        found = self.find(wanted)
+        path = self.ask.out / wanted.name if found.how == "copy" else found.path
+        if found.how == "copy":
+            _copy(found.path, path)
+        elif found.how in ("train", "continue"):
+            trained(wanted.recipe, self.load(wanted.recipe), path, show=self.show())
+        looks = {}
+        for look in wanted.looks:
+            seen = self._seen(path, look, wanted.recipe)
+            looks[look.folder] = seen or self._look(path, look, wanted.recipe)
+        return Measured(wanted, read_run(path), looks, found.how)
+
+    @cached_property
+    def _elsewhere(self) -> list[tuple[RunFolder, dict[str, Any]]]:
+        """Finished runs of the other folders, and their recipes."""
+        found = []
+        for folder in self.ask.folders[1:]:
+            if not folder.is_dir():
+                raise UserError(f"{folder} is no folder; --reuse takes folders whose sub-folders are runs.")
+            for run in _runs_in(folder):
+                try:
+                    found.append((run, run.recipe().as_dict()))
+                except UserError as error:
+                    self.tell(f"passed over: {error}")
+        return found
+
+    def _seen(self, path: Path, look: Look, recipe: Recipe) -> Certification | None:
+        """What an earlier certification said, if it answers what is asked."""
+        said = _said(path / look.folder)
+        asked = look.examination
+        answers = (
+            said is not None
+            and set(in_order(asked.by)) <= set(said["by"])
+            and (len(said["by"]) == 1 or "flow" in said)
+            and said["attack"] == str(asked.attack)
+            and said["images"] == (asked.sample or self._test_images(recipe))
+            and said.get("sample") == asked.sample
+            and {f"{eps:g}" for eps in asked.eps} <= said["percent"].keys()
+        )
+        return Certification(path / look.folder, said, [], []) if said is not None and answers else None
+
+    def _test_images(self, recipe: Recipe) -> int:
+        known = {row.name: row.images for row in ROWS}
+        return known[recipe.data][1] if recipe.data in known else len(self.load(recipe).test)
+
+    def _look(self, path: Path, look: Look, recipe: Recipe) -> Certification:
+        asked, out = look.examination, path / look.folder
+        self.tell(f"certifying {path.name} ({look.folder})")
+        said, eps = _said(out), list(asked.eps)
+        if said and (said["attack"], said.get("sample")) == (str(asked.attack), asked.sample):
+            # The summary is written anew, and must not lose what it said.
+            known = {f"{e:g}" for e in eps}
+            eps += [_radius(e) for e in said["percent"] if e not in known]
+        images = self.load(recipe).test
+        certificate = examined(self._net(path, look.stage), images, asked, sorted(eps), out, self.ask.command)
+        return Certification(out, _said(out) or {}, certificate.records, [])
+
+    def _net(self, path: Path, stage: int | None) -> nn.Module:
+        where = self.ask.where
+        if where.get("threads"):
+            torch.set_num_threads(int(where["threads"]))
+        return open_run(path, stage=stage)[0].to(resolve_device(str(where.get("device", "auto"))))
+
+
+def _radius(said: str) -> float:
+    """A summary tells eps in six digits."""
+    every = [eps for setting in SETTINGS.values() for eps in setting.eps]
+    return next((eps for eps in every if f"{eps:g}" == said), float(said))
+
+
+def _runs_in(folder: Path) -> Iterator[RunFolder]:
+    for path in sorted(folder.iterdir()):
+        if (path / "recipe.yaml").exists() and (path / "summary.json").exists():
+            yield RunFolder(path)
+
+
+def finished_runs(folders: Sequence[Path]) -> list[RunFiles]:
+    """All finished runs of some folders, those that can't be read left out."""
+    found = []
+    for folder in folders:
+        for run in _runs_in(folder) if folder.is_dir() else ():
+            try:
+                found.append(read_run(run.path))
+            except UserError:
+                continue
+    return found
+
+
+def _differs(keys: dict[str, Any], recipe: Recipe) -> str:
+    """A key in which a recipe is another one, or nothing."""
+    asked = recipe.as_dict()
+    return next((key for key, value in asked.items() if key not in _WHERE and keys.get(key) != value), "")
+
+
+def _ended(folder: RunFolder) -> bool:
+    return (folder.path / "summary.json").exists()
+
+
+def _has_weights(folder: RunFolder, looks: Sequence[Look]) -> bool:
+    stages = [look.stage for look in looks if look.stage is not None]
+    return folder.finished and all(folder.after_stage(stage).exists() for stage in stages)
+
+
+def _said(folder: Path) -> dict[str, Any] | None:
+    """The summary of a certification; None if there is none that can be read."""
+    try:
+        said = json.loads((folder / "summary.json").read_text("utf-8"))
+        return said if {"by", "attack", "images", "percent"} <= said.keys() else None
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _copy(source: Path, target: Path) -> None:
+    """A finished run with its weights and records; what says that it is finished comes last."""
+    left_out = shutil.ignore_patterns("checkpoints", "events", "summary.json")
+    shutil.copytree(
+        source,
+        target,
+        ignore=lambda at, names: left_out(at, names) if at == str(source) else set(),
+        dirs_exist_ok=True,
+    )
+    shutil.copyfile(source / "summary.json", target / "summary.json")
+
+
+def keep(measured: Sequence[Measured], folder: Path) -> None:
+    """Of each run what tables are made of: recipe, summaries and metrics, without weights and records."""
+    for one in measured:
+        source, target = one.run.path, folder / one.wanted.name
+        names = ["recipe.yaml", "summary.json", "metrics.jsonl"]
+        names += [str(file.relative_to(source)) for file in sorted(source.glob("certify*/summary.json"))]
+        for name in names:
+            if (source / name).resolve() == (target / name).resolve() or not (source / name).exists():
+                continue
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / name, target / name)

@@ -1,0 +1,128 @@
+"""What the tables share: cells, and the notes that belong beside every comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import mean
+from typing import Any
+
+from advibp.recipe import read
+from advibp.report.sections import TableSection
+from advibp.reproduce.carry_out import Measured
+from advibp.reproduce.published import CHOSEN_ON_TEST, DATA, find
+from advibp.reproduce.wanted import Ask, Setting
+
+#: What a column of errors is called, and what it is called in a row of the paper's.
+ERRORS = (("std", "standard"), ("IBP", "verified"), ("PGD", "attack"))
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """A mean, and where there are several seeds the least and the largest."""
+    if not values:
+        return ""
+    middle = f"{mean(values):.{digits}f}"
+    return middle if len(values) == 1 else f"{middle} ({min(values):.{digits}f}–{max(values):.{digits}f})"
+
+
+def beside(values: Sequence[float], paper: float | None, *, compare: bool = True, by: str = "") -> list[str]:
+    """Measured, published and the difference; `by` is who verified, where that is another verifier than ours."""
+    difference = f"{mean(values) - paper:+.2f}" if compare and values and paper is not None else ""
+    return [spread(values), "" if paper is None else f"{paper:.2f}" + (f" ({by})" if by else ""), difference]
+
+
+def three_columns(name: str) -> list[str]:
+    return [name, f"{name} paper", f"{name} diff."]
+
+
+def error_cells(
+    runs: Sequence[Measured], eps: float, ask: Ask, setting: Setting, table: str, models: Sequence[str]
+) -> list[str]:
+    """Standard, verified and attack errors of the seeds of one method and net, beside the paper's."""
+    recipe = runs[0].wanted.recipe
+    row = find(table, setting.data, recipe.method, models[0] if ask.stands_in else recipe.net, eps)
+    cells: list[str] = []
+    for _, key in ERRORS:
+        values = [_error(one, eps, key) for one in runs]
+        by = row.verifier if row and key == "verified" and row.verifier != "IBP" else ""
+        cells += beside(values, getattr(row, key) if row else None, compare=comparable(ask, setting), by=by)
+    return cells
+
+
+def _error(one: Measured, eps: float, key: str) -> float:
+    errors = one.errors(eps)
+    return errors.verified["ibp"] if key == "verified" else float(getattr(errors, key))
+
+
+def comparable(ask: Ask, setting: Setting) -> bool:
+    """Whether a difference to the paper means something: the same data and the same net."""
+    return not ask.stands_in and ask.data in (None, setting.data)
+
+
+def epochs(runs: Sequence[Measured]) -> str:
+    return str(max(one.epochs for one in runs))
+
+
+def notes(ask: Ask, measured: Sequence[Measured], setting: Setting, models: Sequence[str]) -> list[str]:
+    """What has to be known to read a comparison."""
+    said = [
+        "Percent of the test images; std: standard error, IBP: not proved by IBP, PGD: wrong under attack.",
+        CHOSEN_ON_TEST,
+    ]
+    seeds = sorted({one.wanted.seed for one in measured})
+    if len(seeds) > 1:
+        said.append(f"Mean of the seeds {', '.join(map(str, seeds))} (least–largest).")
+    looks = [look for one in measured for look in one.looks.values()]
+    said += [f"{images} test images, {attack}." for images, attack in sorted({_judged(look.summary) for look in looks})]
+    said += shorter(measured, setting)
+    if ask.data not in (None, setting.data):
+        said.append(
+            f"Measured on {ask.data}, not on the paper's {DATA[setting.data]}: the numbers are not comparable, "
+            "and no difference is given."
+        )
+    if ask.stands_in:
+        said.append(
+            f"Measured on net a, a stand-in for {models[0]}, trained for a second: this shows that everything works, "
+            "and no difference is given."
+        )
+    return said
+
+
+def _judged(summary: dict[str, Any]) -> tuple[int, str]:
+    return int(summary["images"]), str(summary["attack"])
+
+
+def shorter(measured: Sequence[Measured], setting: Setting) -> list[str]:
+    """Whether the paper trained longer."""
+    paper = read(next(iter(setting.recipes.values())))
+    ours = sorted({one.epochs for one in measured})
+    if not ours or min(ours) >= paper["epochs"]:
+        return []
+    return [
+        f"Our trainings have {' or '.join(map(str, ours))} epochs in all, the paper's {paper['epochs']:g} and then "
+        f"{paper['stage_epochs']:g} more for each layer ({DATA[setting.data]})."
+    ]
+
+
+def runs_table(measured: Sequence[Measured]) -> TableSection:
+    """Where the numbers come from."""
+    rows = []
+    for one in {one.wanted.name: one for one in measured}.values():
+        summary = one.run.summary or {}
+        machine = summary.get("hardware", {})
+        rows.append(
+            [
+                one.wanted.name,
+                str(one.epochs),
+                f"{one.seconds:.0f}",
+                f"{one.seconds / max(one.epochs, 1):.2f}",
+                str(machine.get("processor", "")),
+                str(machine.get("threads", "")),
+                str(machine.get("torch", "")),
+            ]
+        )
+    return TableSection(
+        title="The runs behind it",
+        head=["run", "epochs", "seconds", "s/epoch", "processor", "threads", "torch"],
+        rows=rows,
+        notes=["Seconds of training, validation included, beside whatever else the machine did."] if rows else [],
+    )

@@ -1,0 +1,107 @@
+"""Tables of errors: a row for each test eps, net and method, measured beside published."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from advibp.report.sections import Section, TableSection
+from advibp.reproduce.carry_out import Measured
+from advibp.reproduce.cells import ERRORS, epochs, error_cells, notes, three_columns
+from advibp.reproduce.plan import Plan
+from advibp.reproduce.published import published
+from advibp.reproduce.wanted import CIFAR10, MNIST, Ask, Setting, Wanted, look, told, want
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorTable:
+    title: str
+    label: str
+    setting: Setting
+    models: tuple[str, ...]
+    methods: tuple[str, ...]
+    tiny: tuple[float, ...]  # test radii of a tiny one
+
+    def wanted(self, ask: Ask) -> list[Wanted]:
+        radii = ask.radii(self.setting.eps, self.tiny)
+        return [
+            want(
+                ask,
+                self.setting,
+                net=net,
+                method=method,
+                eps=eps,
+                seed=seed,
+                looks=[look(ask, self.setting.tested(eps, radii))],
+            )
+            for net in ask.nets(self.models)
+            for method in ask.rules(self.methods)
+            for eps in dict.fromkeys(self.setting.trained_for[e] for e in radii)
+            for seed in ask.chances()
+        ]
+
+    def sections(self, ask: Ask, measured: list[Measured]) -> list[Section]:
+        rows = []
+        for eps in ask.radii(self.setting.eps, self.tiny):
+            for net in ask.nets(self.models):
+                for method in ask.rules(self.methods):
+                    runs = [one for one in measured if self._is(one, net, method, eps)]
+                    cells = error_cells(runs, eps, ask, self.setting, self.label, self.models)
+                    rows.append([told(eps), net, method, *cells, epochs(runs)])
+            rows += self._reported(eps)
+        head = ["eps", "net", "method", *(c for name, _ in ERRORS for c in three_columns(name)), "epochs"]
+        said = notes(ask, measured, self.setting, self.models)
+        return [TableSection(title=self.title, head=head, rows=rows, notes=said)]
+
+    def _is(self, one: Measured, net: str, method: str, eps: float) -> bool:
+        recipe = one.wanted.recipe
+        return (recipe.net, recipe.method, recipe.eps) == (net, method, self.setting.trained_for[eps])
+
+    def _reported(self, eps: float) -> list[list[str]]:
+        """Rows of the literature, which the paper quotes."""
+        found = [row for row in published(self.label) if row.model == "best reported" and row.eps == eps]
+        return [
+            [told(eps), "best reported", row.method, "", f"{row.standard:.2f}", "",
+             "", f"{row.verified:.2f} ({row.verifier})", "", "", "", "", ""]
+            for row in found
+        ]  # fmt: skip
+
+
+def _plan(table: ErrorTable, says: str) -> Plan:
+    return Plan(says=says, wanted=table.wanted, sections=table.sections)
+
+
+MNIST_TABLE = _plan(
+    ErrorTable(
+        title="MNIST: standard, verified and PGD errors",
+        label="robustness",
+        setting=MNIST,
+        models=("dm-small", "dm-medium", "dm-large"),
+        methods=("crown-ibp", "advibp", "advcrown-ibp", "ibp", "fixed"),
+        tiny=(0.1,),
+    ),
+    "errors on MNIST at eps 0.1 to 0.4",
+)
+
+CIFAR_TABLE = _plan(
+    ErrorTable(
+        title="CIFAR-10: standard, verified and PGD errors",
+        label="results",
+        setting=CIFAR10,
+        models=("dm-small", "dm-medium", "dm-large"),
+        methods=("crown-ibp", "advibp"),
+        tiny=(8 / 255,),
+    ),
+    "errors on CIFAR-10 at eps 2/255, 8/255 and 16/255",
+)
+
+CNN_TABLE = _plan(
+    ErrorTable(
+        title="MNIST, three further nets: standard and verified errors",
+        label="full_results",
+        setting=MNIST,
+        models=("cnn-small", "cnn-medium", "cnn-large"),
+        methods=("crown-ibp", "advibp"),
+        tiny=(0.1,),
+    ),
+    "errors of the nets cnn-* on MNIST",
+)

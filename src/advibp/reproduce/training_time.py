@@ -1,0 +1,77 @@
+"""Seconds of training, and what weights from gradients cost over fixed ones."""
+
+from __future__ import annotations
+
+from statistics import mean
+
+from advibp.report.sections import Section, TableSection
+from advibp.reproduce.carry_out import Measured
+from advibp.reproduce.cells import shorter, spread
+from advibp.reproduce.plan import Plan
+from advibp.reproduce.published import find
+from advibp.reproduce.wanted import Ask, Wanted, want
+
+_MODELS = ("dm-small", "dm-medium", "dm-large")
+_METHODS = ("advibp", "fixed")
+
+
+def _wanted(ask: Ask) -> list[Wanted]:
+    return [
+        want(ask, ask.setting(), net=net, method=method, eps=ask.main_eps(), seed=seed)
+        for net in ask.nets(_MODELS)
+        for method in ask.rules(_METHODS)
+        for seed in ask.chances()
+    ]
+
+
+def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
+    rows, setting = [], ask.setting()
+    data = ask.data or setting.data
+    for net in ask.nets(_MODELS):
+        named = _MODELS[0] if ask.stands_in else net
+        total, joint, paper = {}, {}, {}
+        for method in ask.rules(_METHODS):
+            wanted = (net, method)
+            runs = [one for one in measured if (one.wanted.recipe.net, one.wanted.recipe.method) == wanted]
+            total[method], joint[method] = [one.seconds for one in runs], [_joint_epoch(one) for one in runs]
+            row = find("runtime", data, method, named)
+            paper[method] = row.seconds if row else None
+        for method in total:
+            published = paper[method]
+            cells = [spread(joint[method]), spread(total[method], 0), "" if published is None else f"{published:.0f}"]
+            rows.append([net, method, *cells, *_ratios(method, joint, paper)])
+    return [
+        TableSection(
+            title="Training time in seconds",
+            head=["net", "method", "joint epoch", "all epochs", "all, paper", "joint / fixed", "all / fixed, paper"],
+            rows=rows,
+            notes=[
+                "The hardware differs, and so do the epochs: the paper's totals are of a GeForce GTX 1080 Ti "
+                "(DM-Large: of four) and hold layer-wise stages, ours are of the processor named below. Only ratios "
+                "compare.",
+                "A joint epoch is one on both losses, validation left out; the warm-up is the same for both methods.",
+                *shorter(measured, setting),
+                *(["Net a stands in for dm-small, whose published times are shown."] if ask.stands_in else []),
+            ],
+        )
+    ]
+
+
+def _joint_epoch(one: Measured) -> float:
+    seconds = [m["seconds"] for m in one.run.history if m["phase"] in ("ramp", "full")]
+    return mean(seconds) if seconds else 0.0
+
+
+def _ratios(method: str, joint: dict[str, list[float]], paper: dict[str, float | None]) -> list[str]:
+    if method == "fixed" or "fixed" not in joint or not mean(joint["fixed"]):
+        return ["", ""]
+    ours, theirs = paper[method], paper["fixed"]
+    return [f"{mean(joint[method]) / mean(joint['fixed']):.2f}", f"{ours / theirs:.2f}" if ours and theirs else ""]
+
+
+TRAINING_TIME = Plan(
+    says="seconds of training, AdvIBP beside fixed weights",
+    wanted=_wanted,
+    sections=_sections,
+    narrowed_by=("models", "methods", "seeds", "data"),
+)
