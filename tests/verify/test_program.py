@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import highspy
 import numpy as np
@@ -190,3 +191,29 @@ def test_a_solver_that_gives_up_proves_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert program.minimise(row).lower > -math.inf
     monkeypatch.setattr(program._highs, "getModelStatus", lambda: highspy.HighsModelStatus.kSolveError)
     assert program.minimise(row).lower == -math.inf
+
+
+@pytest.mark.parametrize("integer", [True, False])
+def test_the_whole_box_is_never_without_a_point(monkeypatch: pytest.MonkeyPatch, integer: bool) -> None:
+    """The network itself is one: a solver that finds none errs, and an empty domain would prove everything."""
+    _, _, bounds, label = case(3, "few relus", 0.5)
+    kinks = Kinks(bounds)
+    row = kinks.linear(bounds.tape.output, margin_row(bounds, label, (label + 1) % 3))
+    program = Program(kinks, bounds.tape.output, integer=integer)
+    monkeypatch.setattr(program._highs, "getModelStatus", lambda: highspy.HighsModelStatus.kInfeasible)
+    assert program.minimise(row).lower == -math.inf
+
+
+def test_seconds_are_those_of_one_call() -> None:
+    """HiGHS counts them in two ways; by the wrong one every limit is twice as long as the one before."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(10, 60), nn.ReLU(), nn.Linear(60, 60), nn.ReLU(), nn.Linear(60, 2)).double()
+    with torch.no_grad():
+        bounds = crown(net, Box.ball(torch.full((1, 10), 0.5).double(), 0.5))
+    kinks = Kinks(bounds)
+    program = Program(kinks, bounds.tape.output, integer=True)
+    row = kinks.linear(bounds.tape.output, torch.tensor([[1.0, -1.0]]).double())
+    began = time.monotonic()
+    for _ in range(9):
+        assert not program.minimise(row, seconds=0.05).finished
+    assert time.monotonic() - began < 10  # 25 if they add up
