@@ -161,7 +161,8 @@ class Reader:
                 Recipe.load(self.path(block))
             case "run":
                 code = "\n" * (block.line - 1) + block.body  # so that a traceback points into the page
-                self.given(*re.findall(r'"(runs/[\w-]+)', block.body))
+                made = re.findall(r'out="(runs/[\w-]+)', block.body)
+                self.given(*(run for run in re.findall(r'"(runs/[\w-]+)', block.body) if run not in made))
                 with torch.random.fork_rng():
                     exec(compile(code, str(self.page), "exec"), self.names)
             case "commands":
