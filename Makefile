@@ -9,7 +9,7 @@ PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 .PHONY: help demo test docs browser bench endure lint format wheel clean
 
 help:
-	@echo "make demo     train a small network on MNIST and prove its robustness"
+	@echo "make demo     train a small network on MNIST, prove its robustness, write a page about it"
 	@echo "make test     run the tests"
 	@echo "make docs     build the documentation as a site: site/index.html"
 	@echo "make bench    measure what a training step costs, as ratios (five minutes, on an idle machine)"
@@ -22,6 +22,7 @@ help:
 demo: $(VENV)/.installed
 	$(BIN)/advibp train mnist dm-small --recipe demo --resume --out runs/demo
 	$(BIN)/advibp certify runs/demo --eps 0.1
+	$(BIN)/advibp report runs/demo
 
 # Pages are tried in a browser. Where there is none those tests are skipped, but not where everything has to be tested.
 test: $(VENV)/.installed-dev $(if $(CI),browser)
