@@ -238,6 +238,18 @@ WRONG: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "a long list": (long_list, "'pads'"),
     "huge pads": (lambda: one("Pad", inputs="x p", p=[0, 0, 2**19, 2**19, 0, 0, 2**19, 2**19]), "Pad_y"),
     "huge kernel": (lambda: one("MaxPool", (1, 1, 4096, 4096), kernel_shape=[2048, 2048]), "MaxPool_y"),
+    "dilated in the border": (
+        lambda: one("MaxPool", (1, 1, 2, 2), kernel_shape=[2, 1], dilations=[3, 1], pads=[1, 0, 1, 0]),
+        "no maximum",
+    ),
+    "same with dilations": (
+        lambda: one("MaxPool", kernel_shape=[2, 2], dilations=[2, 2], auto_pad="SAME_UPPER"),
+        "auto_pad",
+    ),
+    "same past its window": (
+        lambda: one("Conv", (1, 1, 8, 8), "x w", w=weights(2, 1, 1, 1), strides=[4, 4], auto_pad="SAME_UPPER"),
+        "auto_pad",
+    ),
     "batch transposed": (lambda: one("Transpose", (1, 3, 4), perm=[1, 0, 2]), "batch axis"),
     "batch moved": (lambda: one("Transpose", (1, 3, 4), perm=[1, 2, 0]), "batch axis"),
     "batch reshaped": (lambda: one("Reshape", (1, 6), "x s", s=[2, 3]), "batch axis"),

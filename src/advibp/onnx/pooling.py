@@ -24,14 +24,17 @@ _MAXIMA: dict[int, Any] = {1: torch.max_pool1d, 2: torch.max_pool2d}  # F's can'
 @operation("MaxPool", f"ceil_mode storage_order {GEOMETRY}")
 def max_pool(program: Program, node: Node, x: Operand) -> Value:
     value, slides = _pooled(node, x)
-    if any(border >= reach for border, reach in zip(slides.before + slides.after, slides.reach * 2, strict=True)):
-        node.refuse("has windows that lie in the border as a whole, and so have no maximum; export it again.")
-    padding = slides.before
+    padding, inside = slides.before, torch.zeros(1, 1, *value.shape[2:])
     if not _by_torch(slides):
         value, padding = bordered(program, node, value, slides, LOWEST), (0,) * len(padding)
+        inside = F.pad(inside, borders(slides), value=LOWEST)
     options: dict[str, Any] = {"kernel_size": slides.kernel, "stride": slides.stride, "dilation": slides.dilation}
-    work = math.prod(slides.kernel)
-    return program.call(node, _MAXIMA[len(padding)], value, work=work, padding=padding, **options)
+    options["padding"] = padding
+    func, work = _MAXIMA[len(padding)], math.prod(slides.kernel)
+    made = program.call(node, func, value, work=work, **options)
+    if bool((func(inside, **options) < 0).any()):
+        node.refuse("has windows that lie in the border as a whole, and so have no maximum; export it again.")
+    return made
 
 
 @operation("AveragePool", f"ceil_mode count_include_pad {GEOMETRY}")

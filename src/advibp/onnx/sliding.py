@@ -79,10 +79,11 @@ def _automatic(node: Node, found: Window, sizes: Shape) -> Window:
         return replace(found, before=(0,) * len(sizes), after=(0,) * len(sizes))
     if mode not in ("SAME_UPPER", "SAME_LOWER"):
         node.refuse("has an auto_pad that is not known here; export it with pads.")
-    both = [
-        max((-(-size // stride) - 1) * stride + reach - size, 0)
-        for size, stride, reach in zip(sizes, found.stride, found.reach, strict=True)
-    ]
+    axes = zip(sizes, found.stride, found.reach, strict=True)
+    needed = [(-(-size // stride) - 1) * stride + reach - size for size, stride, reach in axes]
+    if found.reach != found.kernel or min(needed) < -1:
+        node.refuse("has an auto_pad with dilations, or steps past its window: programs differ; export it with pads.")
+    both = [max(number, 0) for number in needed]
     less, more = tuple(b // 2 for b in both), tuple(b - b // 2 for b in both)
     before, after = (less, more) if mode == "SAME_UPPER" else (more, less)
     return replace(found, before=before, after=after)
