@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -111,6 +113,47 @@ def test_a_curved_network_is_proved_or_open() -> None:
     net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2))
     far = one([0, 0], [1, 1], [[1, 0]], [1000.0])
     assert decide(net, (2,), far).verdict == "unsat"
+
+
+def test_a_network_without_weights_is_one() -> None:
+    assert decide(nn.ReLU(), (2,), one([-1, -1], [1, 1], [[1, 0]], [-0.5])).verdict == "sat"
+    assert decide(nn.ReLU(), (2,), one([-1, -1], [1, 1], [[1, 0]], [0.5])).verdict == "unsat"
+
+
+def test_intervals_prove_what_has_no_lines() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Hardtanh())
+    assert decide(net, (2,), one([0, 0], [1, 1], [[1, 0]], [1.5])).verdict == "unsat"
+    assert decide(net, (2,), one([0, 0], [1, 1], [[1, 1], [1, 0]], [1.5, 1.5])).verdict == "unsat"
+    assert decide(nn.Hardtanh(), (2,), one([0, 0], [1, 1], [[1, -1], [0, 1]], [0.5, -0.4])).verdict == "unknown"
+
+
+@pytest.mark.parametrize("end", [0.1, 0.7])
+def test_a_point_is_in_its_box_although_the_network_rounds(end: float) -> None:
+    """To float32 the one is rounded up, the other down."""
+    ends = [torch.full((1, 2), end + by, dtype=torch.float64) for by in (-0.1, 0.0, 0.1)]
+    everywhere = [(torch.zeros(0, 2, dtype=torch.float64), torch.zeros(0, dtype=torch.float64))]
+    for lower, upper in itertools.pairwise(ends):
+        for corner in (lower, upper):
+            found = Question(simple(), simple().double(), lower, upper, everywhere).broken_by(corner)
+            assert found is not None
+            assert bool((lower <= found.double()).all() and (found.double() <= upper).all())
+            assert bool((found - corner).abs().max() < 1e-7)
+    found = Question(simple(), simple().double(), ends[1], ends[1], everywhere).broken_by(ends[1])
+    assert found is not None
+    assert torch.equal(found, ends[1].float())  # no number of float32 is there
+
+
+def test_attacks_on_many_cases_take_a_quarter_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = []
+
+    def slow(question: Question, *, seconds: float) -> None:
+        spent.append(seconds)
+        time.sleep(seconds)
+
+    monkeypatch.setattr("advibp.verify.property.falsify", slow)
+    case = one([0, 0], [1, 1], [[1, 0]], [1000.0]).cases[0]
+    assert decide(simple(), (2,), Property(2, 2, [case] * 10), seconds=4).verdict == "unsat"
+    assert sum(spent) <= 1
 
 
 def test_without_time_it_is_a_timeout() -> None:

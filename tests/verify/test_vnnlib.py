@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import operator
 from collections.abc import Callable
 from itertools import pairwise
@@ -123,6 +124,27 @@ def test_small_formulas(read: Callable[[str], Property], formula: str, cases: in
     assert all(c.shape == (len(d), 3) for case in found.cases for c, d in case.disjuncts)
 
 
+@pytest.mark.parametrize(
+    ("formula", "x", "y", "holds"),
+    [
+        ("(< Y_0 0)", 0, 0, False),
+        ("(< Y_0 0)", 0, -5e-324, True),
+        ("(> Y_0 0.5)", 0, 0.5, False),
+        ("(> Y_0 0.5)", 0, math.nextafter(0.5, 1), True),
+        ("(not (>= Y_0 Y_1))", 0, 7, False),
+        ("(not (= Y_0 Y_1))", 0, 7, False),
+        ("(< (* 3 X_0) 1.5)", 0.5, 0, False),
+        ("(< (* 3 X_0) 1.5)", math.nextafter(0.5, 0), 0, True),
+        ("(and (<= 0.5 X_0) (< X_0 0.5))", 0.5, 0, False),
+        ("(<= X_0 0.5)", 0.5, 0, True),
+    ],
+)
+def test_a_boundary_is_inside_unless_it_is_strict(
+    read: Callable[[str], Property], formula: str, x: float, y: float, holds: bool
+) -> None:
+    assert inside(read(BOUNDED + f"(assert {formula})"), [x, 0], [y, 7, 0]) == holds
+
+
 def test_functions_without_arguments_are_constants(read: Callable[[str], Property]) -> None:
     text = "(declare-fun X_0 () Real)\n(declare-fun Y_0 () Real)\n(assert (and (<= 0 X_0) (<= X_0 1e-3) (<= Y_0 0)))"
     (case,) = read("\ufeff" + text.replace("\n", "\r\n")).cases
@@ -169,7 +191,7 @@ def text_of(tree: Any) -> str:
 
 
 def value(tree: Any, at: dict[str, float]) -> Any:
-    """What a tree is worth at a point; a tie between variables is no example, for < is read as <=."""
+    """What a tree is worth at a point; a tie between variables is no example, for it is rounded."""
     if not isinstance(tree, tuple):
         return {"true": True, "false": False, **at}[tree] if isinstance(tree, str) else tree
     head, *rest = tree

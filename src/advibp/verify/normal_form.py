@@ -90,9 +90,7 @@ def _checked(factors: dict[str, float], constant: float) -> Linear:
 def compared(sign: str, terms: Sequence[Linear], *, negated: bool = False) -> Formula:
     """`a sign b`, or `a sign b` and `b sign c` for a chain; or the negation of the whole.
 
-    Between variables, < is read as <=, and so are the negations of <= and =. This adds the boundary to the set, no
-    more: a proof that no point lies in it still holds, and no rounded computation tells a boundary from its
-    neighbourhood. Between numbers < is <.
+    < 0 is read as: at most the largest number of float64 below 0. So no point on a boundary is taken for one inside.
     """
     strict = (sign in ("<", ">")) != negated
     turn = -1.0 if negated else 1.0
@@ -111,6 +109,8 @@ def _atom(row: Linear, strict: bool) -> Formula:
         raise Refused(f"{bounded} is related to {other}; compare an input with numbers only: inputs must form a box.")
     if bounded is not None and abs(row.factors[bounded]) != 1.0:
         row = divided([row, number(abs(row.factors[bounded]))])
+    if strict:
+        row = _checked(row.factors, math.nextafter(row.constant, math.inf))
     return [((row,),)]
 
 

@@ -1,7 +1,8 @@
 """Properties of a network: can its outputs be where a VNN-LIB file says? sat, unsat, or why that is not known.
 
-Cheapest first, for each case of the property: an attack, linear bounds, branch and bound, and what time is left for a
-mixed integer program. `unsat` needs a proof for every case, `sat` one point, checked on the network itself.
+Cheapest first: an attack on each case of the property, for at most a quarter of the time; then, case by case, bounds,
+branch and bound, and what time is left for a mixed integer program. `unsat` needs a proof for every case, `sat` one
+point, checked on the network itself.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from advibp.bounds import Box
 from advibp.bounds.dispatch import UnsupportedOperation
 from advibp.errors import UserError
 from advibp.verify.falsify import falsify
 from advibp.verify.precision import full_precision
 from advibp.verify.provers import SEARCHES
-from advibp.verify.question import PROVED, Question, doubled
+from advibp.verify.question import PROVED, Question, doubled, like
 from advibp.verify.vnnlib import Case, Property
 
 Verdict = Literal["sat", "unsat", "unknown", "timeout"]
@@ -34,35 +36,35 @@ class Finding:
 
 
 def decide(net: nn.Module, shape: tuple[int, ...], asked: Property, *, seconds: float = math.inf) -> Finding:
-    """net takes (B, *shape) to (B, K); shape has as many elements as the property has inputs."""
+    """net takes (B, *shape) to (B, K); shape has as many elements as the property has inputs.
+
+    The time is looked at between steps, of which the longest are linear bounds of a whole network.
+    """
     _check(net, shape, asked)
     deadline = time.monotonic() + seconds
     with full_precision():
         double = doubled(net)
-        questions = [_question(net, double, shape, case) for case in asked.cases]
-        open_: list[tuple[Question, str]] = []
-        for question in questions:  # the attack first: one point ends it all
-            x = falsify(question, seconds=max(0.0, deadline - time.monotonic()) / 4)
+        attacked = time.monotonic() + seconds / 4
+        for case in asked.cases:  # the attack first: one point ends it all
+            x = falsify(_question(net, double, shape, case), seconds=attacked - time.monotonic())
             if x is not None:
                 return _sat(net, x, "attack")
-        late = False
-        for question in questions:
-            verdict, x, by = _answer(question, deadline)
+            if time.monotonic() > attacked:
+                break
+        verdicts: set[Verdict] = set()
+        for case in asked.cases:
+            verdict, x, by = _answer(_question(net, double, shape, case), deadline)
             if x is not None:
                 return _sat(net, x, by)
-            late |= verdict == "timeout"
-            if verdict != "unsat":
-                open_.append((question, verdict))
-    if not open_:
-        return Finding("unsat")
-    return Finding("timeout" if late else "unknown")
+            verdicts.add(verdict)
+    return Finding(next((verdict for verdict in ("timeout", "unknown") if verdict in verdicts), "unsat"))
 
 
 def _answer(question: Question, deadline: float) -> tuple[Verdict, Tensor | None, str]:
     if time.monotonic() > deadline:
         return "timeout", None, ""
     try:
-        if _by_bounds(question):
+        if _by_lines(question):
             return "unsat", None, "crown"
         names = [name for name in ("bab", "milp") if name in SEARCHES]
         for left, name in zip((2.0, 1.0), names, strict=False):
@@ -72,13 +74,13 @@ def _answer(question: Question, deadline: float) -> tuple[Verdict, Tensor | None
             if answer.robust:
                 return "unsat", None, name
         return ("unknown" if answer.in_time else "timeout"), None, ""
-    except UnsupportedOperation:  # a curved activation, which has no exact answer
-        return "unknown", None, ""
+    except UnsupportedOperation:  # a curved activation, which has no exact answer, or one without linear bounds
+        return ("unsat" if _by_intervals(question) else "unknown"), None, "ibp"
 
 
 @torch.no_grad()
-def _by_bounds(question: Question) -> bool:
-    """Whether intervals or lines exclude every conjunction."""
+def _by_lines(question: Question) -> bool:
+    """Whether linear bounds exclude every conjunction."""
     every = range(len(question.unsafe))
     if all(question.linear_margin(k) > PROVED for k in every):
         return True
@@ -86,9 +88,24 @@ def _by_bounds(question: Question) -> bool:
     return all(question.linear_margin(k) > PROVED for k in every)
 
 
+@torch.no_grad()
+def _by_intervals(question: Question) -> bool:
+    """The same by intervals, which every operation has."""
+    try:
+        outputs = question.double(Box.from_bounds(question.lower.double(), question.upper.double()))
+    except UnsupportedOperation:
+        return False
+    lower, upper = outputs.lower[0], outputs.upper[0]
+    for rows, offsets in question.unsafe:
+        rows, offsets = rows.to(lower), offsets.to(lower)
+        margins = rows.clamp(min=0) @ lower + rows.clamp(max=0) @ upper + offsets
+        if not any(margin > PROVED for margin in margins.tolist()):
+            return False
+    return True
+
+
 def _question(net: nn.Module, double: nn.Module, shape: tuple[int, ...], case: Case) -> Question:
-    device = next(net.parameters()).device
-    lower, upper = (end.view(1, *shape).to(device) for end in (case.lower, case.upper))
+    lower, upper = (end.view(1, *shape).to(like(net).device) for end in (case.lower, case.upper))
     return Question(net, double, lower, upper, case.disjuncts)
 
 
@@ -104,9 +121,8 @@ def _check(net: nn.Module, shape: tuple[int, ...], asked: Property) -> None:
             f"The property is about {asked.inputs} inputs, but the network takes {inputs} ({tuple(shape)}); they "
             "do not belong together."
         )
-    first = next(net.parameters())
     with torch.no_grad():
-        outputs = net(torch.zeros(1, *shape, dtype=first.dtype, device=first.device)).shape
+        outputs = net(like(net).new_zeros(1, *shape)).shape
     if len(outputs) != 2 or outputs[1] != asked.outputs:
         raise UserError(
             f"The property is about {asked.outputs} outputs, but the network has shape {tuple(outputs[1:])}; they "

@@ -70,7 +70,7 @@ class Question:
 
     def broken_by(self, x: Tensor) -> Tensor | None:
         """The first of some points (B, ...) that the network itself, in its own precision, takes where it must not."""
-        points = torch.minimum(torch.maximum(x.to(self.lower), self.lower), self.upper).to(self.dtype)
+        points = self._inside(x.to(self.lower))
         with torch.no_grad():
             outputs = self.net(points.clone()).double()
         over = torch.zeros(len(points), dtype=torch.bool, device=outputs.device)
@@ -81,21 +81,43 @@ class Question:
         where = over.nonzero().flatten()
         return points[where[:1]] if len(where) else None
 
+    def _inside(self, x: Tensor) -> Tensor:
+        """The points of the box that are next to x, in the network's precision. Rounding leads out of the box only
+        where none of its numbers is in it, as at both ends 0.1."""
+        near = torch.minimum(torch.maximum(x, self.lower), self.upper).to(self.dtype)
+        up, down = (torch.full_like(near, end) for end in (math.inf, -math.inf))
+        inner = torch.where(near.to(x) > self.upper, near.nextafter(down), near)
+        inner = torch.where(near.to(x) < self.lower, near.nextafter(up), inner)
+        return torch.where((inner.to(x) >= self.lower) & (inner.to(x) <= self.upper), inner, near)
+
     @property
     def dtype(self) -> torch.dtype:
-        return next(self.net.parameters()).dtype
+        return like(self.net).dtype
 
     def linear_margin(self, k: int) -> float:
         """What linear bounds say of a conjunction's margin: that it is at least the largest of its rows' bounds."""
         rows, offsets = self.conjunction(k)
         with torch.no_grad():
             found = self.bounds.lower(self.bounds.tape.output, rows) + offsets
-        return float(found.max()) if len(found) else -math.inf
+        return max((float(margin) for margin in found if not margin.isnan()), default=-math.inf)
 
     def conjunction(self, k: int) -> tuple[Tensor, Tensor]:
-        """C (R, K) and d (R,) in double precision, on the network's device."""
-        rows, offsets = self.unsafe[k]
-        return rows.to(self.bounds.box.center), offsets.to(self.bounds.box.center)
+        """C (R, K) and d (R,) in double precision, on the network's device; d less what the network may round away."""
+        rows, offsets = (part.to(self.bounds.box.center) for part in self.unsafe[k])
+        return rows, offsets - 10 * (self._rounding @ rows.T).abs().amax(0)
+
+    @cached_property
+    def _rounding(self) -> Tensor:
+        """What the network's own precision adds to its outputs (P, K), at some points and corners of the box.
+
+        In float32 it is 1e-7 of what is added up, which PROVED does not cover where outputs are large.
+        """
+        share = torch.rand(32, *self.lower.shape[1:], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        share[::2].round_()
+        points = self._inside(self.lower + (self.upper - self.lower) * share.to(self.lower))
+        with torch.no_grad():
+            exact = self.double(points.double())
+            return torch.nan_to_num(self.net(points.clone()).double() - exact, 0.0, 0.0, 0.0)
 
     def about(self, which: Sequence[int]) -> Question:
         """The same about some of the conjunctions."""
@@ -106,6 +128,11 @@ def against(label: int, classes: int) -> list[tuple[Tensor, Tensor]]:
     """The half-spaces z_label - z_k <= 0 in which another class wins."""
     one = torch.eye(classes, dtype=torch.float64)
     return [(one[label] - one[k : k + 1], torch.zeros(1, dtype=torch.float64)) for k in range(classes) if k != label]
+
+
+def like(net: nn.Module) -> Tensor:
+    """A tensor of a network's precision, where it is; a network may have no weights."""
+    return next(net.parameters(), torch.empty(0))
 
 
 def doubled(net: nn.Module) -> nn.Module:
