@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -58,8 +60,13 @@ def test_verdicts_are_those_of_certify(place: Path, capsys: pytest.CaptureFixtur
             point = [float(line.strip("()").split()[1]) for line in lines if "X_" in line]
             case = vnnlib.read(prop).cases[0]
             x = torch.tensor(point, dtype=torch.float64)
-            assert (x >= case.lower - 1e-7).all()
-            assert (x <= case.upper + 1e-7).all()
+            assert (x >= case.lower).all()
+            assert (x <= case.upper).all()
+            told = torch.tensor([float(line.strip("()").split()[1]) for line in lines if "Y_" in line])
+            session = onnxruntime.InferenceSession(net, providers=["CPUExecutionProvider"])
+            (found,) = session.run(None, {session.get_inputs()[0].name: x.float().view(1, 1, 4, 4).numpy()})
+            assert np.allclose(found[0], told, atol=1e-5)
+            assert any(bool((c @ told.double() + d <= 0).all()) for c, d in case.disjuncts)
 
 
 def test_the_answer_can_be_kept(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,6 +88,8 @@ def test_the_answer_can_be_kept(place: Path, capsys: pytest.CaptureFixture[str])
         ("certify --onnx {0}/net.onnx --vnnlib {1} --timeout 0", "timeout is 0"),
         ("certify --onnx {0}/net.onnx --vnnlib {1} --timeout nan", "timeout is nan"),
         ("certify --onnx {0}/net.onnx --vnnlib {1} --device moon", "moon"),
+        ("certify --onnx {0}/net.onnx --vnnlib {1} --result {0}/none/answer.txt", "none does not exist"),
+        ("certify --onnx {0}/net.onnx --vnnlib {1} --result {0}", "free or name another place"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_the_word_error(
@@ -91,6 +100,44 @@ def test_a_mistake_is_one_sentence_and_the_word_error(
     assert out.strip().splitlines() == ["error"]
     assert sentence in err
     assert err.count("\n") == 1
+
+
+def test_a_mistake_of_ours_is_an_error_too(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr("advibp.cli.property.decide", broken)
+    assert call(f"certify --onnx {place}/net.onnx --vnnlib {instances(place)[0][1]}") == 2
+    out, err = capsys.readouterr()
+    assert out.strip() == "error"
+    assert "no memory" in err
+
+
+def test_the_time_is_kept_by_what_does_not_look_at_the_clock(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("advibp.cli.property.decide", lambda *_, **__: time.sleep(60))
+    began = time.monotonic()
+    assert call(f"certify --onnx {place}/net.onnx --vnnlib {instances(place)[0][1]} --timeout 0.5") == 1
+    assert capsys.readouterr().out == "timeout\n"
+    assert time.monotonic() - began < 20
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+
+
+def test_what_never_holds_is_said_to_be_so(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    text = Path(instances(place)[0][1]).read_text()
+    (tmp_path / "p.vnnlib").write_text(text + "(assert (>= X_3 5))\n")
+    assert call(f"certify --onnx {place}/net.onnx --vnnlib {tmp_path}/p.vnnlib") == 0
+    out, err = capsys.readouterr()
+    assert out == "unsat\n"
+    assert "whatever the network" in err
+
+
+def test_a_radius_of_0_is_not_the_one_of_the_run(place: Path, tmp_path: Path) -> None:
+    assert call(f"export {place}/run --onnx {tmp_path}/net.onnx --vnnlib {tmp_path}/props --eps 0") == 2
 
 
 def test_certify_wants_something(capsys: pytest.CaptureFixture[str]) -> None:

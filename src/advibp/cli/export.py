@@ -50,7 +50,7 @@ def run_export(args: argparse.Namespace) -> None:
 
 def _write_properties(args: argparse.Namespace, recipe: Recipe, classes: int) -> None:
     """One file for each image: unsafe is any output at which another class is as large as the label's."""
-    folder, eps = Path(args.vnnlib), check_eps(args.eps or recipe.eps)
+    folder, eps = Path(args.vnnlib), check_eps(recipe.eps if args.eps is None else args.eps)
     test = load_data(recipe, recipe.data, None, args.data_root).test.take(args.limit)
     if not len(test):
         raise UserError(f"{recipe.data} has no test images; there is nothing to ask.")
