@@ -39,13 +39,19 @@ _LATEX = str.maketrans(
 )
 
 
+#: Cells of so many characters are never folded.
+_WHOLE = 14
+
+
 def terminal(table: TableSection) -> Table:
     """For rich; numbers stand right, and nothing is cut off."""
-    drawn = Table(title=escape(table.title), box=box.SIMPLE_HEAVY)
+    drawn = Table(title=escape(table.title), box=box.SIMPLE_HEAVY, collapse_padding=True, pad_edge=False)
     for k, name in enumerate(table.head):
         cells = [row[k] for row in table.rows]
         right = bool(k) and all(map(_is_number, cells))
-        drawn.add_column(escape(name), justify="right" if right else "left", overflow="fold")
+        width = max(map(len, cells), default=0)
+        least = width if width <= _WHOLE else None  # a longer cell is folded where there is no room
+        drawn.add_column(escape(name), justify="right" if right else "left", overflow="fold", min_width=least)
     for row in table.rows:
         drawn.add_row(*map(escape, row))
     return drawn

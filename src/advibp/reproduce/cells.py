@@ -14,6 +14,8 @@ from advibp.reproduce.wanted import Ask, Setting
 
 #: What a column of errors is called, and what it is called in a row of the paper's.
 ERRORS = (("std", "standard"), ("IBP", "verified"), ("PGD", "attack"))
+#: What these say.
+HEADS = "std: standard error; IBP: verified error by IBP; PGD: error under attack."
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
@@ -64,10 +66,7 @@ def epochs(runs: Sequence[Measured]) -> str:
 
 def notes(ask: Ask, measured: Sequence[Measured], setting: Setting, models: Sequence[str]) -> list[str]:
     """What has to be known to read a comparison."""
-    said = [
-        "Percent of the test images; std: standard error, IBP: not proved by IBP, PGD: wrong under attack.",
-        CHOSEN_ON_TEST,
-    ]
+    said = ["Errors in percent of the test images.", CHOSEN_ON_TEST]
     seeds = sorted({one.wanted.seed for one in measured})
     if len(seeds) > 1:
         said.append(f"Mean of the seeds {', '.join(map(str, seeds))} (least–largest).")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from advibp.report.sections import Section, TableSection
 from advibp.reproduce.carry_out import Measured
-from advibp.reproduce.cells import ERRORS, epochs, error_cells, notes, three_columns
+from advibp.reproduce.cells import ERRORS, HEADS, epochs, error_cells, notes, three_columns
 from advibp.reproduce.plan import Plan
 from advibp.reproduce.published import published
 from advibp.reproduce.wanted import CIFAR10, MNIST, Ask, Setting, Wanted, look, told, want
@@ -49,7 +49,7 @@ class ErrorTable:
                     rows.append([told(eps), net, method, *cells, epochs(runs)])
             rows += self._reported(eps)
         head = ["eps", "net", "method", *(c for name, _ in ERRORS for c in three_columns(name)), "epochs"]
-        said = notes(ask, measured, self.setting, self.models)
+        said = [HEADS, *notes(ask, measured, self.setting, self.models)]
         return [TableSection(title=self.title, head=head, rows=rows, notes=said)]
 
     def _is(self, one: Measured, net: str, method: str, eps: float) -> bool:

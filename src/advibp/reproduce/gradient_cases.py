@@ -52,7 +52,7 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
     rows: list[list[str]] = []
     charts: list[Section] = []
     for case in CASES:
-        weights, (adv, ibp), final = (found := solve(case))[0], found[1], found[2]
+        weights, (adv, ibp), final = solve(case)
         inner = float(final @ adv), float(final @ ibp)
         kappas = [f"{k:.3f}" for k in (weights.adv, weights.ibp, weights.reg)]
         rows.append(
@@ -115,8 +115,9 @@ def _branches(runs: Sequence[RunFiles]) -> list[TableSection]:
             epochs: list[dict[str, Any]] = [m for m in run.history if m.get("phase") == phase and "branch_agree" in m]
             if epochs:
                 shares = [100 * mean(m.get(f"branch_{b}", 0.0) for m in epochs) for b in ("agree", "adv", "ibp")]
-                angle = mean(m.get("angle", math.nan) for m in epochs)
-                rows.append([run.name, phase, str(len(epochs)), *(f"{s:.1f}" for s in shares), f"{angle:.0f}"])
+                angles = [m["angle"] for m in epochs if math.isfinite(m.get("angle", math.nan))]
+                angle = f"{mean(angles):.0f}" if angles else ""
+                rows.append([run.name, phase, str(len(epochs)), *(f"{s:.1f}" for s in shares), angle])
     if not rows:
         return []
     return [

@@ -7,7 +7,7 @@ from statistics import mean, median
 
 from advibp.report.sections import Section, TableSection
 from advibp.reproduce.carry_out import Measured
-from advibp.reproduce.cells import ERRORS, beside, notes, three_columns
+from advibp.reproduce.cells import ERRORS, HEADS, beside, notes, three_columns
 from advibp.reproduce.plan import Plan
 from advibp.reproduce.published import METHODS, Published, published
 from advibp.reproduce.wanted import Ask, Setting, Wanted, look, told, want
@@ -64,7 +64,7 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
             title="Errors over many nets: best, median, worst",
             head=head,
             rows=rows,
-            notes=[*wins, "Each column has its own best, median and worst net.", *said],
+            notes=[*wins, HEADS, "Each column has its own best, median and worst net.", *said],
         ),
         TableSection(title="Each net", head=["eps", "method", "net", *(name for name, _ in ERRORS)], rows=every),
     ]

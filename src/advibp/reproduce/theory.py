@@ -76,8 +76,9 @@ def _first(steps: tuple[int, ...], repetitions: int) -> list[Section]:
             f"(here {least} for the exact attack), and with little noise and few steps it fails. `proof's bound`, "
             "4 Delta / (eta T) + 4 L eta sigma^2 + 7 L_theta_x^2 delta / (3 mu), is what the proof's telescope gives "
             "for every T.",
-            "The proof takes E|gbar|^2 for |E gbar|^2: the noise of the abstract gradient is in no bound. Where it is "
-            "large, both fail. Algorithm 1 bears it better than the proof's step, since its norms hold the noise.",
+            "The proof takes |E gbar|^2 for E|gbar|^2: the noise of the abstract gradient is in no bound. Where it is "
+            "large both fail, sooner or later. Algorithm 1 bears it better than the proof's step: its norms hold the "
+            "noise.",
         ],
     )
     chart = ChartSection(
@@ -122,9 +123,9 @@ def _second(steps: tuple[int, ...], repetitions: int) -> list[Section]:
         notes=[
             f"Means over {repetitions} repetitions of the proof's step, in float64; the gradients conflict in every "
             "step.",
-            "The printed bound is vacuous: its sum over t lies outside the mean, and since every term is above 9/4 it "
-            "grows as sqrt(T), while a loss that is not minimised at all has a constant gradient. Measured values stay "
-            "below it and fall.",
+            "The printed bound is vacuous: it holds a sum over t where a mean belongs, and since every term is above "
+            "9/4 it grows as sqrt(T), while the gradient of a loss that is not minimised at all stays the same. "
+            "Measured values lie below it, and fall.",
             "`with a mean`: the proof's last inequality divided by eta T / 2 gives half a mean in place of the sum, "
             "which falls as 1 / sqrt(T). Measured values stay below that as long as the steps are small.",
             "The proof drops the term (1 + L_IBP)^2 of |step|^2. So the step size is too large where the loss is: with "
