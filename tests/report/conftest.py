@@ -68,7 +68,7 @@ class Browser:
             self.driver.get(page.resolve().as_uri())
         finally:
             cdp("Page.removeScriptToEvaluateOnNewDocument", {"identifier": script})
-        WebDriverWait(self.driver, 60).until(lambda _: self.run("return document.documentElement.dataset.ready"))
+        WebDriverWait(self.driver, 180).until(lambda _: self.run("return document.documentElement.dataset.ready"))
 
     def run(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_script(script, *arguments)

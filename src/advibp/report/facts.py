@@ -28,6 +28,7 @@ def run_facts(run: RunFiles) -> dict[str, Any]:
         "name": run.name,
         "about": about(run),
         "finished": run.summary is not None,
+        "eps": finite(run.recipe.get("eps")),
         "facts": _training_facts(run),
         "commands": _commands(run),
         "hardware": hardware(summary) or next(filter(None, (hardware(c.summary) for c in run.certified.values())), ""),

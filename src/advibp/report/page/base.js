@@ -4,13 +4,14 @@
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 
-// What the reader chose: a place in DATA.eps, and which runs are shown.
-const chosen = { eps: firstEps(), runs: DATA.runs.map(() => true) };
+// What the reader chose: a place in DATA.eps, which runs are shown, whether the gap at that eps fills its figure.
+const chosen = { eps: firstEps(), runs: DATA.runs.map(() => true), zoom: false };
 
-// The largest at which most runs were certified.
+// Of those at which most runs were certified, the one that a run was trained for, or the largest.
 function firstEps() {
   const known = DATA.eps.map(({ eps }) => DATA.entries.filter((entry) => entry.at.some((at) => at.eps === eps)).length);
-  return Math.max(0, known.lastIndexOf(Math.max(...known)));
+  const most = known.flatMap((count, k) => (count === Math.max(...known) ? [k] : []));
+  return most.findLast((k) => DATA.runs.some((run) => run.eps === DATA.eps[k].eps)) ?? most.at(-1) ?? 0;
 }
 
 const VERDICTS = ["robust", "falsified", "unknown", "timeout", "error", "misclassified"];
@@ -61,6 +62,7 @@ const entryName = (entry) => DATA.runs[entry.run].name + (entry.stage == null ? 
 const shownEntries = () => DATA.entries.filter((entry) => chosen.runs[entry.run]);
 const atChosen = (entry) => entry.at.find((at) => at.eps === DATA.eps[chosen.eps]?.eps);
 const best = (at) => at.verified.length ? Math.min(...at.verified.map(([, error]) => error)) : null;
+const gap = (at) => Math.max(0, best(at) - at.attack);
 const epsSaid = () => DATA.eps[chosen.eps].said;
 function className(run, label) {
   const name = DATA.images.names[run]?.[label];

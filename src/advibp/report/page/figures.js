@@ -68,19 +68,22 @@ function gaps(groups, xTitle, foundAt, describe) {
   });
   if (!traces.length) return null;
   const ticks = groups.map((_, x) => x);
-  const top = Math.max(1, ...entries.flatMap((entry) => groups.flatMap((group) => foundAt(entry, group)?.verified.map(([, error]) => error) ?? [])));
   return { traces, layout: layout(
     axis(xTitle, { tickvals: ticks, ticktext: groups.map((group) => plain(group.said)), showgrid: false,
       range: [-0.6, groups.length - 0.4] }),
-    axis("error, % of images", { range: [0, Math.min(104, 1.08 * top)] }), { barmode: "overlay", hoverdistance: 30 }) };
+    axis("error, % of images", { range: [0, highest(entries.flatMap((entry) => groups.map((group) => foundAt(entry, group))))] }), { barmode: "overlay", hoverdistance: 30 }) };
 }
+
+// Where an axis that shows all of these errors ends.
+const highest = (found) => Math.min(104, 1.08 * Math.max(1, ...found.flatMap((at) => at?.verified.map(([, error]) => error) ?? [])));
 
 const verifiedLines = (found) => found.verified.map(([by, error]) => `not proved by ${plain(stageName(by))}: ${percent(error)}`);
 
 function gapFigure() {
   const drawn = gaps(DATA.eps, "eps", (entry, { eps }) => entry.at.find((at) => at.eps === eps),
     (entry, { said }, at) => lines(`<b>${plain(entryName(entry))}</b>, eps ${said}`, `standard: ${percent(at.standard)}`,
-      `attack: ${percent(at.attack)}`, ...verifiedLines(at), `gap: ${(best(at) - at.attack).toFixed(2)} points`));
+      `attack: ${percent(at.attack)}`, ...verifiedLines(at), `gap: ${gap(at).toFixed(2)} points`));
+  if (drawn && chosen.zoom) drawn.layout.yaxis.range = [0, highest(shownEntries().map(atChosen))];
   if (drawn) drawn.layout.shapes = [{ type: "rect", xref: "x", yref: "paper", x0: chosen.eps - 0.48,
     x1: chosen.eps + 0.48, y0: 0, y1: 1, fillcolor: colour("mark"), line: { width: 0 }, layer: "below" }];
   return drawn;
@@ -183,8 +186,17 @@ function trainingFigure(panel) {
   const shapes = phaseShapes();
   if (panel.line) shapes.push({ type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: panel.line, y1: panel.line,
     line: { color: colour("soft"), width: 1, dash: "dash" } });
-  return { traces, layout: layout(axis("epoch"), axis(panel.y, panel.log ? { type: "log", dtick: "D2" } : { rangemode: "tozero" }),
+  return { traces, layout: layout(axis("epoch"), axis(panel.y, panel.log ? logarithmic(traces) : { rangemode: "tozero" }),
     { shapes, hoverdistance: 50 }) };
+}
+
+// Ticks at 1, 2 and 5, or at 1 alone where there would be many.
+function logarithmic(traces) {
+  const values = traces.flatMap((trace) => trace.y).filter((value) => value > 0);
+  const [low, high] = [Math.floor(Math.log10(Math.min(...values))), Math.ceil(Math.log10(Math.max(...values)))];
+  const tickvals = [];
+  for (let k = low; k <= high && values.length; k++) tickvals.push(...(high - low > 3 ? [1] : [1, 2, 5]).map((digit) => digit * 10 ** k));
+  return { type: "log", tickvals, ticktext: tickvals.map(significant) };
 }
 
 const shadedRun = () => DATA.runs.findIndex((run, k) => chosen.runs[k] && run.history.epoch.length);
@@ -222,7 +234,7 @@ function ownChart(content) {
   if (!traces.length) return null;
   const words = content.series.some((one) => one.x.some((value) => typeof value === "string"));
   return { traces, layout: layout(axis(content.x, words ? { type: "category" } : {}),
-    axis(content.y, { ...(content.log ? { type: "log" } : {}), ...(content.square ? { scaleanchor: "x" } : {}) }),
+    axis(content.y, { ...(content.log ? logarithmic(traces) : {}), ...(content.square ? { scaleanchor: "x" } : {}) }),
     { barmode: "group" }) };
 }
 

@@ -53,13 +53,20 @@ function controls() {
 function glance() {
   const provers = [...new Set(DATA.entries.flatMap((e) => e.at.flatMap((at) => at.verified.map(([by]) => by))))];
   const node = section("glance", "At a glance");
+  node.append(part(el("p", { class: "about" }), meaning, { eps: true }));
   node.append(part(el("div", { class: "cards" }), cards, { eps: true }));
   if (!DATA.eps.length) return;
   node.append(el("h3", {}, "The gap between attack and proof"),
     el("p", { class: "about" }, "The true error under the worst change lies inside each bar: the attack found at least its "
       + "lower end, and the proof allows at most its upper end. A short bar says that nearly everything is decided."),
-    figure(gapFigure, { key: gapKey(provers), tall: true, eps: true }),
+    figure(gapFigure, { key: [...gapKey(provers), ...zoomKey()], tall: true, eps: true }),
     part(el("div"), errorTable, { eps: true }), words());
+}
+
+// Large errors at one eps make those at another too small to see.
+function zoomKey() {
+  const box = el("input", { type: "checkbox", id: "zoom", onchange: () => { chosen.zoom = box.checked; redraw((one) => one.draw === gapFigure); } });
+  return DATA.eps.length > 1 ? [el("label", {}, box, " scale to the chosen eps")] : [];
 }
 
 const WORDS = [
@@ -78,7 +85,7 @@ function overEps() {
   const node = section("accuracy", "Certified accuracy over eps", "How many images stay right as the change that is allowed grows.");
   const from = DATA.entries.filter((entry) => entry.curve);
   node.append(figure(accuracyFigure, { tall: true, eps: true, key: [["— proved"], ["··· not broken by the attack"],
-    from.length > 0 && ["◆ as certified, by all verifiers"]].filter(Boolean) }));
+    from.length > 0 && ["◆ with all verifiers, where certified"]].filter(Boolean) }));
   if (!from.length) return;
   const radii = section("radii", "How far each image is safe",
     "Upwards: the largest eps at which an image is proved. Downwards: the smallest at which the attack broke it.");
@@ -124,7 +131,8 @@ function build() {
         .append(part(el("div", { class: "cards" }), cascades, { eps: true }));
     }
     if (DATA.images.shown.length || DATA.images.missing.length) {
-      section("images", "The images").append(part(el("div"), galleries, { eps: true }));
+      section("images", "The images", "At the chosen eps. In a change, blue pixels got brighter and orange ones darker; in "
+        + "that of a colour image, mid-grey is no change.").append(part(el("div"), galleries, { eps: true }));
     }
     training();
     section("recipes", DATA.runs.length > 1 ? "Side by side" : "Recipe", DATA.runs.length > 1

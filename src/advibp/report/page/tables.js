@@ -35,8 +35,7 @@ function sentence(at) {
   const by = at.verified.map(([name]) => stageName(name));
   return el("p", { class: "sentence" },
     el("b", {}, `${whole(proved)} of ${whole(at.images)} test images are proved safe at eps ${epsSaid()} `),
-    `by ${listed(by)}: no change of up to ${epsSaid()} per pixel makes the network give a wrong answer. `,
-    `The attack broke ${whole(broken)}; ${whole(open)} ${open === 1 ? "is" : "are"} open, neither proved nor broken; `,
+    `by ${listed(by)}. The attack broke ${whole(broken)}; ${whole(open)} ${open === 1 ? "is" : "are"} open; `,
     `${whole(wrong)} ${wrong === 1 ? "is" : "are"} wrong without any change.`);
 }
 
@@ -52,6 +51,9 @@ function proportions(at) {
       el("li", {}, el("i", { class: `swatch v-${verdict}` }), said(verdict)))),
   ];
 }
+
+const meaning = () => DATA.eps.length > 0 && `Proved safe at eps ${epsSaid()}: no change of up to ${epsSaid()} in any of its `
+  + "pixels makes the network wrong about the image. Open: neither proved nor broken.";
 
 function cards() {
   const entries = shownEntries();
@@ -80,7 +82,7 @@ function errorTable() {
       const at = entry.at.find((one) => one.eps === eps);
       if (at) rows.push({ eps, cells: [said, named(entry), whole(at.images), percent(at.standard), percent(at.attack),
         ...provers.map((by) => percent(at.verified.find(([name]) => name === by)?.[1])),
-        `${(best(at) - at.attack).toFixed(2)}`] });
+        gap(at).toFixed(2)] });
     }
   }
   const head = ["eps", "run", "images", "standard", "attack", ...provers.map(stageName), "gap"];
@@ -110,7 +112,7 @@ function flow(at, attack) {
     const done = decided.reduce((sum, one) => sum + one.images, 0);
     const cost = decided.reduce((sum, one) => sum + one.images * one.seconds, 0);
     left -= done;
-    return el("li", {},
+    return entered > 0 && el("li", {},
       el("div", { class: "stage" }, el("b", {}, by == null ? "still open" : stageName(by)),
         el("span", {}, `${whole(entered)} ${by == null ? "left" : entered === 1 ? "enters" : "enter"}`)),
       el("div", { class: "proportions" },
