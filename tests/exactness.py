@@ -120,7 +120,7 @@ def exact_margin(question: Question) -> float:
         bounds = question.bounds.refine()
     kinks, output = Kinks(bounds), bounds.tape.output
     program = Program(kinks, output, integer=True)
-    rows = [question.conjunction(k) for k in range(len(question.unsafe))]
+    rows = question.unsafe
     return min(program.minimise(kinks.linear(output, *row)).lower for row in rows)
 
 

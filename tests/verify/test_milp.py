@@ -12,6 +12,7 @@ from torch import nn
 
 from advibp.bounds.dispatch import UnsupportedOperation
 from advibp.verify.milp import milp
+from advibp.verify.provers import SEARCHES
 from advibp.verify.question import PROVED, Question
 
 
@@ -122,3 +123,15 @@ def test_what_is_curved_is_refused() -> None:
     net = nn.Sequential(nn.Linear(2, 3), nn.Sigmoid(), nn.Linear(3, 2))
     with pytest.raises(UnsupportedOperation, match="curved"):
         milp(Question.robustness(net, torch.rand(1, 2), 0, 0.1, 2))
+
+
+@pytest.mark.parametrize("search", list(SEARCHES))
+def test_what_float32_breaks_is_not_proved_in_double(search: str) -> None:
+    """z_0 = relu(x + 2^24) - 2^24 is x, but 0 in float32; z_1 = 0.1. For x in [0.3, 0.5] the margin is 0.2, or -0.1."""
+    net = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 2))
+    with torch.no_grad():
+        for p, numbers in zip(net.parameters(), ([[1.0]], [2.0**24], [[1.0], [0.0]], [-(2.0**24), 0.1]), strict=True):
+            p.copy_(torch.tensor(numbers))
+    asked = Question.robustness(net, torch.tensor([[0.4]]), 0, 0.1, 2)
+    assert asked.broken_by(asked.lower) is not None
+    assert not SEARCHES[search](asked, seconds=10).robust

@@ -53,6 +53,16 @@ def test_it_never_proves_what_milp_breaks(seed: int, eps: float) -> None:
     assert not (refinezono(asked).robust and exact.counterexample is not None)
 
 
+def test_what_more_time_might_prove_is_not_answered_in_time() -> None:
+    late = 0
+    for seed in range(10):
+        asked, _ = question(seed, 0.3, "fc")
+        answer = refinezono(asked, seconds=0.0)
+        assert answer.in_time == answer.robust
+        late += not answer.in_time
+    assert late > 0
+
+
 def test_refined_bounds_prove_more_than_deepz() -> None:
     """Somewhere among these networks there must be one; else nothing is refined."""
     more = 0

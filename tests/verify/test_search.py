@@ -107,3 +107,16 @@ def test_numbers_too_large_for_bounds_leave_it_open(search: str) -> None:
     answer = SEARCHES[search](question, seconds=5.0)
     assert not answer.robust
     assert answer.counterexample is None
+
+
+@pytest.mark.parametrize("search", list(SEARCHES))
+def test_a_margin_that_is_no_number_proves_nothing(search: str) -> None:
+    """z_2 = c (h_1 - h_2) is 0, but its coefficient at the input is inf - inf; z_0 - z_1 = 1 is known."""
+    net = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 3)).double()
+    with torch.no_grad():
+        for p in net.parameters():
+            p.zero_()
+        net[0].weight.fill_(10.0)
+        net[2].bias[0] = 1.0
+        net[2].weight[2] = torch.tensor([1.7e308, -1.7e308])
+    assert not SEARCHES[search](Question.robustness(net, torch.full((1, 1), 0.5).double(), 0, 0.1, 3), seconds=5).robust

@@ -26,16 +26,21 @@ def milp(question: Question, *, seconds: float = math.inf) -> Answer:
     kinks, output = Kinks(bounds), bounds.tape.output
     known = [question.linear_margin(k) for k in range(len(question.unsafe))]
     margins = list(known)
-    shared = Program(kinks, output, integer=True)  # by all that have one row
+    shared = None  # by all that have one row
     for k in sorted(range(len(known)), key=known.__getitem__):
         if known[k] > PROVED:
             continue
         rows, offsets = question.conjunction(k)
         if len(rows) == 0:  # it holds everywhere
             return Answer(-math.inf, question.broken_by(question.lower))
+        if time.monotonic() >= deadline:  # (a program of a large network takes seconds to make)
+            return Answer(min(margins), in_time=False)
         linear = kinks.linear(output, rows, offsets)
         one = len(rows) == 1
-        program = shared if one else Program(kinks, output, integer=True, largest_of=linear)
+        if one:
+            program = shared = shared or Program(kinks, output, integer=True)
+        else:
+            program = Program(kinks, output, integer=True, largest_of=linear)
         answer = settled(question, program, linear if one else None, deadline)
         margins[k] = max(margins[k], answer.margin)
         if answer.counterexample is not None or not answer.in_time:

@@ -39,6 +39,10 @@ def refinezono(question: Question, *, seconds: float = math.inf, exact_layers: i
     bounds = question.refined()
     if bounds is None:
         return Answer(-math.inf)
+    # Tighter [l, u] at the ReLUs need not make a tighter zonotope, so the one without them is asked too, and first.
+    margins = _margins(question, bounds.tape.replay(Zonotope.from_box(bounds.box)))
+    if all(margin > PROVED for margin in margins):
+        return Answer(min(margins, default=math.inf))
     effects = _effects(question, bounds)
     # ReLUs are met in the order of the tape, each once.
     relus = [i for i in bounds.activations if bounds.tape.nodes[i].func in _RELUS]
@@ -48,25 +52,32 @@ def refinezono(question: Question, *, seconds: float = math.inf, exact_layers: i
         place, number = next(met)
         entering = bounds.tape.nodes[number].refs[0]
         bounds.tighten(entering, zonotope.lower, zonotope.upper)
-        share = max(0.0, deadline - time.monotonic()) / (len(relus) - place)
-        if not bounds.exact(entering):
-            _refine(bounds, number, effects[number], integer=place <= exact_layers, until=time.monotonic() + share)
+        left = deadline - time.monotonic()
+        if left > 0 and not bounds.exact(entering):
+            until = time.monotonic() + left / (len(relus) - place)
+            _refine(bounds, number, effects[number], integer=place <= exact_layers, until=until)
         return bounds.boxes[entering]
 
-    # Tighter [l, u] at the ReLUs need not make a tighter zonotope, so the one without them is asked too.
-    outputs = [bounds.tape.replay(Zonotope.from_box(bounds.box, relu_bounds=known)) for known in (refined, None)]
-    kinks = Kinks(bounds)
-    relaxed = Program(kinks, bounds.tape.output, integer=False)
-    margins = []
-    for k in range(len(question.unsafe)):
-        rows, offsets = question.conjunction(k)
-        by_zonotopes: list[Any] = [F.linear(output, rows, offsets) for output in outputs]
-        margins.append(max([question.linear_margin(k), *(m for z in by_zonotopes for m in z.lower.flatten().tolist())]))
-        for row, offset in zip(rows.split(1), offsets.split(1), strict=True):
-            if margins[k] <= PROVED:
+    output = bounds.tape.replay(Zonotope.from_box(bounds.box, relu_bounds=refined))
+    margins = [max(pair) for pair in zip(margins, _margins(question, output), strict=True)]
+    kinks, relaxed = Kinks(bounds), None
+    for k in range(len(margins)):
+        for row, offset in zip(*(part.split(1) for part in question.conjunction(k)), strict=True):
+            if margins[k] <= PROVED and time.monotonic() < deadline:
+                relaxed = relaxed or Program(kinks, bounds.tape.output, integer=False)
                 linear = kinks.linear(bounds.tape.output, row, offset)
                 margins[k] = max(margins[k], relaxed.minimise(linear, seconds=deadline - time.monotonic()).lower)
-    return Answer(min(margins, default=math.inf))
+    margin = min(margins)
+    return Answer(margin, in_time=margin > PROVED or time.monotonic() < deadline)
+
+
+def _margins(question: Question, output: Any) -> list[float]:
+    """Of each conjunction, by the linear bounds as they are and by a zonotope (1, K) of outputs. A NaN is none."""
+    found = []
+    for k in range(len(question.unsafe)):
+        by_zonotope: Any = F.linear(output, *question.conjunction(k))
+        found.append(max([question.linear_margin(k), *by_zonotope.lower.flatten().tolist()]))
+    return found
 
 
 def _refine(bounds: LinearBounds, number: int, effect: Tensor, *, integer: bool, until: float) -> None:
