@@ -59,5 +59,7 @@ def as_table(name: str, foreseen: list[Foreseen]) -> TableSection:
         title=f"{name}: {len(rows)} runs",
         head=["run", "advibp train ...", "test eps", "verified by", "will be", "training"],
         rows=rows,
-        notes=[f"Training: about {clock(total)} in all, from a few real steps here; certifying comes on top of it."],
+        notes=[
+            f"Training: about {clock(total)} in all, from a few real steps on this machine as busy as it is now; certifying comes on top."
+        ],
     )

@@ -42,7 +42,7 @@ def solve(case: Case) -> tuple[Weights, Tensor, Tensor]:
     """Weights, the gradients (2, 2) and g_final (2,). After steps of one gradient the moments are that gradient."""
     gradients = torch.tensor([case.adv, case.ibp], dtype=torch.float64)
     moments = Moments()
-    for _ in range(100):
+    for _ in range(20):
         moments.update(gradients)
     weights = moments.weights(fosc=0.0 if case.strong else 1.0, c_t=0.5)
     return weights, gradients, combine(weights, gradients, case.ibp_loss)
