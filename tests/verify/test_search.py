@@ -120,3 +120,13 @@ def test_a_margin_that_is_no_number_proves_nothing(search: str) -> None:
         net[2].bias[0] = 1.0
         net[2].weight[2] = torch.tensor([1.7e308, -1.7e308])
     assert not SEARCHES[search](Question.robustness(net, torch.full((1, 1), 0.5).double(), 0, 0.1, 3), seconds=5).robust
+
+
+def test_what_would_not_fit_into_memory_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x, y = problem(7)
+    weak = QUICK.__class__(steps=1, step=0.01)
+    monkeypatch.setattr("advibp.bounds.kinks.MOST_NUMBERS", 0)
+    for search in SEARCHES:
+        counts = certify(net, (x, y), 0.2, by=["ibp", search], attack=weak).counts(0.2)
+        assert counts["unknown"] > 0
+        assert counts["timeout"] + counts["error"] == 0

@@ -17,6 +17,9 @@ from advibp.bounds.dispatch import exactly, unsupported
 from advibp.bounds.linear import LinearBounds
 from advibp.bounds.relaxation import KINKED, Windows, crossing
 
+#: Searches keep V (N + V) numbers, of an input of N and V kinks; networks that need more are left alone.
+MOST_NUMBERS = 2**28
+
 
 @dataclass(frozen=True)
 class Linear:
@@ -80,6 +83,11 @@ class Kinks:
             )
         where = crossing(lower, upper).nonzero().flatten()
         return Bends(entering, where, lower[where], upper[where], lines.span[0])
+
+    @property
+    def too_many(self) -> bool:
+        """Whether a search would not fit into memory."""
+        return self.count * (self.bounds.box.center.numel() + self.count) > MOST_NUMBERS
 
     def columns(self, number: int) -> slice:
         """Where the outputs of an activation's kinks are among those of all."""

@@ -49,7 +49,7 @@ def branch(
         left = [k for k, margin in enumerate(margins) if not margin > PROVED]
         if any(len(question.unsafe[k][0]) == 0 for k in left):  # it holds everywhere
             return Answer(-math.inf, question.broken_by(question.lower))
-        if not left:
+        if not left or kinks.too_many:
             return Answer(min(margins, default=math.inf))
         search = _Search(question, kinks, left, _Effort(batch, most_open, steps, leaf), deadline)
         return search.answer(margins)

@@ -25,6 +25,8 @@ def milp(question: Question, *, seconds: float = math.inf) -> Answer:
         return Answer(-math.inf)
     kinks, output = Kinks(bounds), bounds.tape.output
     known = [question.linear_margin(k) for k in range(len(question.unsafe))]
+    if kinks.too_many:
+        return Answer(min(known, default=math.inf))
     margins = list(known)
     shared = None  # by all that have one row
     for k in sorted(range(len(known)), key=known.__getitem__):

@@ -41,7 +41,7 @@ def refinezono(question: Question, *, seconds: float = math.inf, exact_layers: i
         return Answer(-math.inf)
     # Tighter [l, u] at the ReLUs need not make a tighter zonotope, so the one without them is asked too, and first.
     margins = _margins(question, bounds.tape.replay(Zonotope.from_box(bounds.box)))
-    if all(margin > PROVED for margin in margins):
+    if all(margin > PROVED for margin in margins) or Kinks(bounds).too_many:
         return Answer(min(margins, default=math.inf))
     effects = _effects(question, bounds)
     # ReLUs are met in the order of the tape, each once.
