@@ -261,11 +261,11 @@ def _holds(asked: vnnlib.Property, x: torch.Tensor, y: torch.Tensor, slack: floa
 def work(tasks: Connection, folder: str) -> None:
     torch.set_num_threads(1)
     net, prop = Path(folder, "net.onnx"), Path(folder, "prop.vnnlib")
+    _written(0, net, prop)
+    certify(net, prop)  # what only the first call has to load takes longer than a limit, on a busy machine
+    tasks.send("ready")
     while True:
-        seed = tasks.recv()
-        net_bytes, prop_bytes = pair(seed)
-        net.write_bytes(net_bytes)
-        prop.write_bytes(prop_bytes)
+        _written(tasks.recv(), net, prop)
         try:
             code, out, err = certify(net, prop)
             lines = out.strip().splitlines()
@@ -285,6 +285,11 @@ def work(tasks: Connection, folder: str) -> None:
         tasks.send(("done", verdict, wrong))
 
 
+def _written(seed: int, net: Path, prop: Path) -> None:
+    for file, content in zip((net, prop), pair(seed), strict=True):
+        file.write_bytes(content)
+
+
 class Worker:
     """A process with one task at a time, which is replaced when it dies or hangs."""
 
@@ -297,6 +302,7 @@ class Worker:
         self.process = multiprocessing.Process(target=work, args=(theirs, self.folder), daemon=True)
         self.process.start()
         theirs.close()
+        self.pipe.recv()
 
     def give(self, seed: int) -> None:
         self.seed, self.since, self.stage = seed, time.monotonic(), "certifying"
