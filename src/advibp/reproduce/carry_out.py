@@ -209,13 +209,18 @@ def _has_weights(folder: RunFolder, looks: Sequence[Look]) -> bool:
     return folder.finished and all(folder.after_stage(stage).exists() for stage in stages)
 
 
+#: What a summary must say, and how.
+_SAYS = {"by": list, "attack": str, "images": int, "percent": dict}
+
+
 def _said(folder: Path) -> dict[str, Any] | None:
     """The summary of a certification; None if there is none that can be read."""
     try:
         said = json.loads((folder / "summary.json").read_text("utf-8"))
-        return said if {"by", "attack", "images", "percent"} <= said.keys() else None
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, RecursionError):
         return None
+    whole = isinstance(said, dict) and all(isinstance(said.get(key), kind) for key, kind in _SAYS.items())
+    return said if whole else None
 
 
 def _copy(source: Path, target: Path) -> None:

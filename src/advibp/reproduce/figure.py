@@ -61,7 +61,7 @@ def _arrow(axes: Any, series: Series, colour: str) -> None:
         "",
         xy=(series.x[-1], series.y[-1]),
         xytext=(series.x[0], series.y[0]),
-        arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 2},
+        arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 2, "shrinkA": 0, "shrinkB": 0},
     )
 
 

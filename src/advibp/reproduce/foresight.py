@@ -60,6 +60,7 @@ def as_table(name: str, foreseen: list[Foreseen]) -> TableSection:
         head=["run", "advibp train ...", "test eps", "verified by", "will be", "training"],
         rows=rows,
         notes=[
-            f"Training: about {clock(total)} in all, from a few real steps on this machine as busy as it is now; certifying comes on top."
+            f"Training: about {clock(total)} in all, from a few real steps on this machine, as busy as it is now; "
+            "certifying comes on top.",
         ],
     )

@@ -40,6 +40,8 @@ def make(name: str, work: Work, *, kept: Path | None = None) -> Made:
             work.tell(f"{number} of {len(wanted)}: {one.name} ({work.find(one).says})")
             known[key] = work.measure(one)
     measured = [known[one.name, one.looks] for one in wanted]
+    if not wanted:
+        work.tell(f"{name} trains nothing; computing")
     sections = [dataclasses.replace(s, command=ask.command) for s in plan.sections(ask, measured)]
     if kept is not None:
         keep(list(known.values()), kept)
