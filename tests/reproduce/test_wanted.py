@@ -1,0 +1,65 @@
+"""The runs of every plan at every scale: valid recipes, and one name for one run."""
+
+from __future__ import annotations
+
+import pytest
+
+from advibp.recipe import Recipe
+from advibp.reproduce import PLANS, Ask
+from advibp.reproduce.wanted import MNIST, SCALES, Wanted, want
+
+
+def wanted(name: str, **asked: object) -> list[Wanted]:
+    return PLANS[name].wanted(Ask(**asked))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_one_name_is_one_recipe(scale: str) -> None:
+    """In a flat folder all tables share their runs."""
+    recipes: dict[str, Recipe] = {}
+    for name in PLANS:
+        for one in wanted(name, scale=scale):
+            assert recipes.setdefault(one.name, one.recipe) == one.recipe
+            assert "/" not in one.name
+    assert len(set(map(repr, recipes.values()))) == len(recipes)
+
+
+def test_the_fast_tables_train_what_the_kept_results_hold() -> None:
+    runs = {one.name: one for one in wanted("mnist-table")}
+    assert len(runs) == 10  # five methods at two eps_train
+    main = runs["mnist-dm-small-advibp-0.4-60e-s0"]
+    assert main.recipe == Recipe.load(data="mnist", net="dm-small", method="advibp", eps=0.4)
+    assert main.looks[0].examination.eps == (0.2, 0.3, 0.4)
+    assert main.looks[0].examination.attack.steps == 200
+    assert {one.name for one in wanted("training-time")} <= runs.keys()
+    assert {one.name for one in wanted("post-verification")} <= runs.keys()
+    pairs = wanted("baseline-figure")
+    assert [one.seed for one in pairs] == [0, 1, 2, 0, 1, 2]
+    assert pairs[3].recipe == Recipe.load(method="fixed", eps=0.4, epochs=20, ramp="50%")
+    stages = wanted("layerwise-figure")
+    assert stages[2].recipe == Recipe.load(eps=0.4, epochs=40, stages=2, stage_epochs=10, seed=2)
+    assert [look.folder for look in stages[0].looks] == [f"certify-stage-{k}" for k in (0, 1, 2)]
+
+
+def test_the_papers_scale_is_the_papers_recipe() -> None:
+    runs = wanted("mnist-table", scale="paper")
+    assert len(runs) == 3 * 5 * 2
+    advibp = next(one.recipe for one in runs if (one.recipe.method, one.recipe.eps) == ("advibp", 0.4))
+    shipped = Recipe.load("paper/mnist-0.4")
+    assert advibp == shipped.changed(published=None)
+    rival = next(one.recipe for one in runs if (one.recipe.method, one.recipe.eps) == ("crown-ibp", 0.4))
+    assert (rival.epochs, rival.stages, rival.warmup_adversarial) == (250, 0, 0)
+    nets = {one.recipe.net for one in wanted("models-table", scale="paper")}
+    assert nets == set("abcdefghij")
+    assert {one.recipe.net for one in wanted("models-table", data="cifar10")} == set("abcdefg")
+    assert {one.recipe.eps for one in wanted("cifar-table")} == {1.1 * n / 255 for n in (2, 8, 16)}
+
+
+def test_a_run_is_named_by_what_differs() -> None:
+    asked = Ask()
+    plain = want(asked, MNIST, net="a", method="advibp", eps=0.4, seed=0)
+    same = want(asked, MNIST, net="a", method="advibp", eps=0.4, seed=0, beta1=0.99)
+    other = want(asked, MNIST, net="Conv 8 3x3+2, FC 100", method="advibp", eps=0.4, seed=1, beta1=0.5)
+    assert plain == same
+    assert plain.name == "mnist-a-advibp-0.4-60e-s0"
+    assert other.name == "mnist-Conv_8_3x3+2,_FC_100-advibp-0.4-60e-beta1-0.5-s1"
