@@ -34,6 +34,7 @@ from advibp import cli
 from advibp.bounds.box import Box
 from advibp.methods import METHODS
 from advibp.recipe import Recipe, shipped
+from advibp.reproduce import PLANS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -59,7 +60,7 @@ SHORT = {
 PARSED = {
     r"data fetch|train cifar10": "asks the network",
     r"method=all": "takes minutes",
-    r"reproduce (?!.*--dry-run)": "takes minutes at the least; its own tests run every name at its tiny scale",
+    r"^reproduce": "takes minutes; its own tests run every name at its tiny scale",
 }
 #: Names that a page takes for granted.
 PRESUMED = {
@@ -260,7 +261,12 @@ GIVEN: dict[str, Callable[[Path, Path], None]] = {
 
 def parsed(words: list[str]) -> Any:
     """What the command line understands of them; a wrong option ends the test with its complaint."""
-    return cli.parser().parse_args(words)
+    args = cli.parser().parse_args(words)
+    if words[0] == "reproduce":
+        assert args.name in PLANS
+        assert set(args.methods) <= set(METHODS)
+        assert all(advibp.nets.is_known(net) for net in args.model)
+    return args
 
 
 def targets() -> set[str]:

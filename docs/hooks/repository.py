@@ -28,7 +28,7 @@ KEPT = {".csv", ".html", ".json", ".jsonl", ".png", ".py", ".sh", ".svg", ".tex"
 #: Folders that a link may name, and the page that tells of them.
 FOLDERS = {"results": "results.md", "examples": "extend/architecture.md"}
 
-LINK = re.compile(r"(\]\()((?!\w+:|#)[^)#\s]+)(#[^)\s]*)?(\))")
+LINK = re.compile(r"(!?\[([^\]]*)\]\()((?!\w+:|#)[^)#\s]+)(#[^)\s]*)?\)")
 CODE = re.compile(r"^(```|~~~).*?^\1$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 NAMED = re.compile(r"<code>([\w/]+)\.py: ([\w.]+)</code>")
 
@@ -54,10 +54,15 @@ def title(page: str) -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
+    pages = measured()
     for path in sorted((ROOT / "results").rglob("*")):
         place = path.relative_to(ROOT).as_posix()
-        if place in measured() or (path.is_file() and path.suffix in KEPT):
-            files.append(File.generated(config, place, abs_src_path=str(path)))
+        if place.startswith("results/runs/"):  # whole folders of runs, for programs
+            continue
+        if path.suffix in (KEPT | {".md"}) and path.is_file():
+            file = File.generated(config, place, abs_src_path=str(path))
+            file.inclusion = InclusionLevel.INCLUDED if place in pages else InclusionLevel.NOT_IN_NAV
+            files.append(file)
     for folder in (PACKAGE, "examples", "benchmarks"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             place = path.relative_to(ROOT).as_posix()
@@ -82,12 +87,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Links as the repository has them, as links between pages of the site."""
     if page.file.src_uri.startswith("source/"):
         return markdown
-    here = home(page.file.src_uri)
+    known = {file.src_uri for file in files}
     parts, last = [], 0
     for block in CODE.finditer(markdown):  # what is quoted is left as it is
-        parts += [_relinked(markdown[last : block.start()], here, page.file.src_uri), block.group()]
+        parts += [_relinked(markdown[last : block.start()], page.file.src_uri, known), block.group()]
         last = block.end()
-    return "".join([*parts, _relinked(markdown[last:], here, page.file.src_uri)])
+    return "".join([*parts, _relinked(markdown[last:], page.file.src_uri, known)])
 
 
 def home(uri: str) -> str:
@@ -95,14 +100,20 @@ def home(uri: str) -> str:
     return uri if uri.startswith("results/") else f"docs/{uri}"
 
 
-def _relinked(text: str, here: str, uri: str) -> str:
+def _relinked(text: str, uri: str, known: set[str]) -> str:
+    """Links that lead out of docs/, or into it, led to the site's own pages; what the site does not show is left as
+    plain text."""
+    here = home(uri)
+
     def link(found: re.Match[str]) -> str:
-        place = posixpath.normpath(posixpath.join(posixpath.dirname(here), found.group(2)))
-        there = site_uri(place)
+        begin, label, target, anchor = found.groups(default="")
+        place = posixpath.normpath(posixpath.join(posixpath.dirname(here), target))
         if place.startswith("docs/") and here.startswith("docs/"):
             return found.group()
-        relative = posixpath.relpath(there, posixpath.dirname(uri) or ".")
-        return f"{found.group(1)}{relative}{found.group(3) or ''}{found.group(4)}"
+        there = site_uri(place)
+        if there not in known:
+            return label
+        return f"{begin}{posixpath.relpath(there, posixpath.dirname(uri) or '.')}{anchor})"
 
     return LINK.sub(link, text)
 
@@ -119,7 +130,7 @@ def site_uri(place: str) -> str:
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """`weighting.py: Moments` leads to its line."""
+    """`weighting.py: Moments` leads to its line; code that a page quotes is not searched."""
 
     def link(found: re.Match[str]) -> str:
         file, name = found.group(1), unescape(found.group(2))
@@ -129,7 +140,8 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
         url = get_relative_url(target.url, page.url)
         return f'<a href="{url}#__codelineno-0-{line}">{found.group()}</a>'
 
-    return NAMED.sub(link, html)
+    quoted = '<details class="mkdocstrings-source"'
+    return NAMED.sub(link, html.replace(quoted, f"{quoted} data-search-exclude"))
 
 
 def line_of(code: str, name: str) -> int:

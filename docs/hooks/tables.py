@@ -15,6 +15,7 @@ from advibp import nets
 from advibp.cli.lists import _cost
 from advibp.methods import METHODS
 from advibp.recipe import Recipe, read, shipped
+from advibp.reproduce import PLANS
 
 ROOT = Path(__file__).parents[2]
 MARK = re.compile(r"^<!-- table: ([\w ]+) -->$", re.MULTILINE)
@@ -111,6 +112,10 @@ def published() -> str:
     return table(("recipe", "network", "eps", "standard", "verified", "PGD-200"), rows)
 
 
+def reproducible() -> str:
+    return table(("name", "what it makes"), [(f"`{name}`", plan.says) for name, plan in PLANS.items()])
+
+
 def results() -> str:
     pages = [*ROOT.glob("results/*.md"), *ROOT.glob("results/*/README.md")]
     lines = []
@@ -132,5 +137,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "method keys": method_keys,
     "structures": structures,
     "published": published,
+    "reproduce": reproducible,
     "results": results,
 }
