@@ -50,14 +50,11 @@ def images_of(run: RunFiles, root: str | None = None) -> Source | str:
     """A run's test images, or a sentence that says why there are none; nothing is fetched, for a page is no reason."""
     if not any(certified.records for certified in run.certified.values()):
         return ""
+    said = run.recipe
+    kept = str(said["data_root"]) if said.get("data_root") else None
+    size = said.get("size") if isinstance(said.get("size"), int) else None
     try:
-        data = datasets.load(
-            str(run.recipe.get("data")),
-            validation=0,
-            root=root or run.recipe.get("data_root"),
-            size=run.recipe.get("size"),
-            fetch=False,
-        )
+        data = datasets.load(str(said.get("data")), validation=0, root=root or kept, size=size, fetch=False)
     except UserError as error:
         return str(error)
     source = Source(data.test, data.class_names or ())

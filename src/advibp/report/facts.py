@@ -9,7 +9,7 @@ from numbers import Real
 from statistics import median
 from typing import Any
 
-from advibp.report.reading import Certification, RunFiles
+from advibp.report.reading import Certification, Errors, RunFiles
 from advibp.verify.radius import Radius, curve
 from advibp.verify.records import Certificate, Record
 
@@ -18,7 +18,7 @@ METRICS = (
     "eps", "loss_adv", "loss_ibp", "fosc", "c_t", "kappa_adv", "kappa_ibp", "kappa_reg", "angle",
     "branch_agree", "branch_adv", "branch_ibp", "branch_conflict", "standard_error", "verified_error", "seconds",
 )  # fmt: skip
-_BARS = 40  # of a histogram, about
+_BARS = 60  # of a histogram, about
 
 
 def run_facts(run: RunFiles) -> dict[str, Any]:
@@ -125,10 +125,17 @@ def at_eps(certified: Certification, eps: float) -> dict[str, Any]:
         "standard": errors.standard,
         "attack": errors.attack,
         "verified": list(errors.verified.items()),
-        "counts": certified.counts(eps),
+        "counts": certified.counts(eps) or _counts(errors),
         "flow": [asdict(decided) for decided in certified.flow(eps)],
         "classes": _by_class([r for r in certified.records if r.eps == eps], eps),
     }
+
+
+def _counts(errors: Errors) -> dict[str, int]:
+    """Of verdicts, where a summary tells percents alone."""
+    shares = [errors.standard, errors.attack - errors.standard, errors.best - errors.attack, 100 - errors.best]
+    names = ("misclassified", "falsified", "unknown", "robust")
+    return {name: round(share * errors.images / 100) for name, share in zip(names, shares, strict=True) if share > 0}
 
 
 def _by_class(records: list[Record], eps: float) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ function layout(x, y, more = {}) {
     xaxis: x, yaxis: y, showlegend: false, hovermode: "closest", margin: { l: 48, r: 10, t: 10, b: 42 },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 12, color: colour("soft") },
-    hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("text") }, align: "left" },
+    hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("text"), family: "system-ui, sans-serif" }, align: "left" },
     ...more,
   };
 }
@@ -45,11 +45,14 @@ const GLYPHS = { ibp: "◆", "crown-ibp": "■", crown: "▲", deepz: "▼", "al
   milp: "⧗", all: "◆" };
 
 // Side by side in each group (an eps, a class): from the attack's error up to the proof's, one bar a run.
-function gaps(groups, xTitle, foundAt, describe) {
-  const entries = shownEntries(), traces = [], step = Math.min(0.86 / Math.max(1, entries.length), 0.08 * groups.length);
-  entries.forEach((entry, k) => {
-    const points = groups.map((group, x) => ({ group, found: foundAt(entry, group), x: x + (k - (entries.length - 1) / 2) * step }))
-      .filter((point) => point.found);
+function gaps(div, groups, xTitle, foundAt, describe) {
+  const entries = shownEntries(), traces = [];
+  const there = groups.map((group) => entries.filter((entry) => foundAt(entry, group)));
+  const step = Math.min(0.86 / Math.max(1, ...there.map((some) => some.length)), 0.08 * groups.length);
+  const room = Math.min(1, (div.clientWidth - 60) / groups.length * step / 22); // signs get small where there is little
+  entries.forEach((entry) => {
+    const points = groups.map((group, k) => ({ group, found: foundAt(entry, group),
+      x: k + (there[k].indexOf(entry) - (there[k].length - 1) / 2) * step })).filter((point) => point.found);
     if (!points.length) return;
     const ink = runColour(entry.run), of = (read) => points.map((point) => read(point.found));
     const common = { x: points.map((point) => point.x), hoverinfo: "text",
@@ -57,7 +60,7 @@ function gaps(groups, xTitle, foundAt, describe) {
     const bar = (from, to, width, fill) => traces.push({ ...common, type: "bar", base: of(from), width: step * width,
       y: of((found) => to(found) - from(found)), marker: { color: fill, line: { color: ink, width: width > 0.3 ? 1 : 0 } } });
     const signs = (read, symbol, size) => traces.push({ ...common, type: "scatter", mode: "markers", y: of(read),
-      marker: { symbol, size, color: ink, line: { color: ink, width: 1.5 } } });
+      marker: { symbol, size: Math.max(4, size * room), color: ink, line: { color: ink, width: 1.5 } } });
     bar((found) => found.standard, (found) => found.attack, 0.07, faint(ink, 0.6));
     bar((found) => found.attack, best, 0.62, faint(ink, 0.28));
     signs((found) => found.standard, "circle-open", 7);
@@ -79,8 +82,8 @@ const highest = (found) => Math.min(104, 1.08 * Math.max(1, ...found.flatMap((at
 
 const verifiedLines = (found) => found.verified.map(([by, error]) => `not proved by ${plain(stageName(by))}: ${percent(error)}`);
 
-function gapFigure() {
-  const drawn = gaps(DATA.eps, "eps", (entry, { eps }) => entry.at.find((at) => at.eps === eps),
+function gapFigure(div) {
+  const drawn = gaps(div, DATA.eps, "eps", (entry, { eps }) => entry.at.find((at) => at.eps === eps),
     (entry, { said }, at) => lines(`<b>${plain(entryName(entry))}</b>, eps ${said}`, `standard: ${percent(at.standard)}`,
       `attack: ${percent(at.attack)}`, ...verifiedLines(at), `gap: ${gap(at).toFixed(2)} points`));
   if (drawn && chosen.zoom) drawn.layout.yaxis.range = [0, highest(shownEntries().map(atChosen))];
@@ -89,11 +92,11 @@ function gapFigure() {
   return drawn;
 }
 
-function classFigure() {
+function classFigure(div) {
   const labels = [...new Set(shownEntries().flatMap((entry) => atChosen(entry)?.classes.map((one) => one.label) ?? []))];
   const run = shownEntries()[0]?.run;
   const groups = labels.sort((a, b) => a - b).map((label) => ({ label, said: className(run, label) }));
-  return gaps(groups, "class", (entry, { label }) => atChosen(entry)?.classes.find((one) => one.label === label),
+  return gaps(div, groups, "class", (entry, { label }) => atChosen(entry)?.classes.find((one) => one.label === label),
     (entry, { said }, found) => lines(`<b>${plain(entryName(entry))}</b>, class ${plain(said)}`, `${found.images} images`,
       `standard: ${percent(found.standard)}`, `attack: ${percent(found.attack)}`, `not proved: ${percent(best(found))}`));
 }

@@ -65,7 +65,7 @@ function glance() {
 
 // Large errors at one eps make those at another too small to see.
 function zoomKey() {
-  const box = el("input", { type: "checkbox", id: "zoom", onchange: () => { chosen.zoom = box.checked; redraw((one) => one.draw === gapFigure); } });
+  const box = el("input", { type: "checkbox", id: "zoom", checked: chosen.zoom, onchange: () => { chosen.zoom = box.checked; redraw((one) => one.draw === gapFigure); } });
   return DATA.eps.length > 1 ? [el("label", {}, box, " scale to the chosen eps")] : [];
 }
 
