@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from rich import box
@@ -38,20 +39,21 @@ _LATEX = str.maketrans(
     }
 )
 
-
-#: Cells of so many characters are never folded.
-_WHOLE = 14
+#: Words of so many characters are never cut.
+_WORD = 14
 
 
 def terminal(table: TableSection) -> Table:
-    """For rich; numbers stand right, and nothing is cut off."""
+    """For rich; numbers stand right, and where there is no room cells are folded between words."""
     drawn = Table(title=escape(table.title), box=box.SIMPLE_HEAVY, collapse_padding=True, pad_edge=False)
     for k, name in enumerate(table.head):
         cells = [row[k] for row in table.rows]
         right = bool(k) and all(map(_is_number, cells))
-        width = max(map(len, cells), default=0)
-        least = width if width <= _WHOLE else None  # a longer cell is folded where there is no room
-        drawn.add_column(escape(name), justify="right" if right else "left", overflow="fold", min_width=least)
+        word = max((len(word) for text in (name, *cells) for word in text.split()), default=0)
+        least = word if word <= _WORD else None
+        width = max([word, *map(len, cells)])
+        folded = "\n".join(textwrap.wrap(name, width)) if width else name  # a head makes no column wider
+        drawn.add_column(escape(folded), justify="right" if right else "left", overflow="fold", min_width=least)
     for row in table.rows:
         drawn.add_row(*map(escape, row))
     return drawn

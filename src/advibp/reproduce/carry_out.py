@@ -50,7 +50,9 @@ class Measured:
 
     @property
     def epochs(self) -> int:
-        return len(self.run.history)
+        """All of them, stages included; a run that is kept for its numbers may have no metrics."""
+        summary = self.run.summary or {}
+        return len(self.run.history) or int((summary.get("validation") or {}).get("epoch", 0))
 
     @property
     def seconds(self) -> float:

@@ -41,22 +41,14 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
     radii, rows, charts = _radii(ask), [], []
     for net, method in dict.fromkeys((one.wanted.recipe.net, one.wanted.recipe.method) for one in measured):
         runs = [o for o in measured if (o.wanted.recipe.net, o.wanted.recipe.method) == (net, method)]
-        for stage in _STAGES:
-            folder = f"certify-stage-{stage}"
-            errors = [[one.errors(eps, folder) for one in runs] for eps in radii]
-            rows.append(
-                [
-                    net,
-                    method,
-                    str(stage),
-                    *(spread([e.verified["ibp"] for e in seeds]) for seeds in errors),
-                    *(spread([e.attack for e in seeds]) for seeds in errors),
-                    spread([e.standard for e in errors[0]]),
-                ]
-            )
+        for eps in radii:
+            for stage in _STAGES:
+                errors = [one.errors(eps, f"certify-stage-{stage}") for one in runs]
+                verified, attack = [e.verified["ibp"] for e in errors], [e.attack for e in errors]
+                measured_here = [spread(values) for values in (verified, attack, [e.standard for e in errors])]
+                rows.append([net, method, told(eps), str(stage), *measured_here])
         charts.append(_chart(f"{net}, {method}", runs, radii))
-    head = ["net", "method", "stage", *(f"verified (IBP) at {told(e)}" for e in radii)]
-    head += [*(f"PGD at {told(e)}" for e in radii), "standard"]
+    head = ["net", "method", "eps", "stage", "verified (IBP)", "PGD", "standard"]
     table = TableSection(
         title="Layer-wise stages",
         head=head,

@@ -13,7 +13,7 @@ from advibp.report.sections import Section, TableSection
 from advibp.reproduce.carry_out import Measured
 from advibp.reproduce.cells import beside, comparable, notes, spread
 from advibp.reproduce.plan import Plan
-from advibp.reproduce.published import find
+from advibp.reproduce.published import Published, find
 from advibp.reproduce.wanted import MNIST, Ask, Wanted, look, told, want
 
 _BY = {"ibp": "IBP", "crown": "CROWN", "alpha-crown": "alpha-CROWN", "refinezono": "RefineZono", "bab": "", "milp": ""}
@@ -63,7 +63,7 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
             notes=[
                 "Verified errors, each verifier asked about what those before it left open; `complete`: all of them, "
                 f"branch and bound and a mixed-integer program last, {budget} an image at most.",
-                "The paper's verifier stands in brackets; ours beside it is `complete`.",
+                f"paper: {_theirs(ask)}; what stands before it is `complete`.",
                 "more robust: strictly more than crown-ibp, whose PGD error lies above this complete verified error.",
                 *notes(ask, measured, MNIST, _MODELS),
             ],
@@ -78,18 +78,29 @@ def _runs(measured: Sequence[Measured], net: str, method: str, eps: float) -> li
 
 def _row(ask: Ask, at: dict[str, list[Measured]], net: str, method: str, eps: float) -> list[str]:
     errors = [one.errors(eps, _FOLDER) for one in at[method]]
-    row = find("post_robustness", MNIST.data, method, _MODELS[0] if ask.stands_in else net, eps)
+    row = _published(ask, net, method, eps)
     compare = comparable(ask, MNIST)
     proved = [spread([e.verified[by] for e in errors]) for by, name in _BY.items() if name]
-    best = beside(
-        [e.best for e in errors], row.verified if row else None, compare=compare, by=row.verifier if row else ""
-    )
+    best = beside([e.best for e in errors], row.verified if row else None, compare=compare)
     attack = beside([e.attack for e in errors], row.attack if row else None, compare=compare)
     more = ""
     if method != "crown-ibp" and at.get("crown-ibp"):
         broken = mean(one.errors(eps, _FOLDER).attack for one in at["crown-ibp"])
         more = "yes" if mean(e.best for e in errors) < broken else "no"
     return [told(eps), net, method, *proved, *best, *attack, more]
+
+
+def _published(ask: Ask, net: str, method: str, eps: float) -> Published | None:
+    return find("post_robustness", MNIST.data, method, _MODELS[0] if ask.stands_in else net, eps)
+
+
+def _theirs(ask: Ask) -> str:
+    """Who verified in the paper."""
+    by: dict[str, str] = {}
+    for method in ask.rules(_METHODS):
+        rows = [_published(ask, net, method, eps) for net in ask.nets(_MODELS) for eps in _radii(ask)]
+        by[method] = " or ".join(dict.fromkeys(row.verifier for row in rows if row))
+    return ", ".join(f"{method} by {verifier}" for method, verifier in by.items() if verifier)
 
 
 POST_VERIFICATION = Plan(
