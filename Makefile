@@ -22,6 +22,7 @@ help:
 demo: $(VENV)/.installed
 	$(BIN)/advibp train mnist dm-small --recipe demo --resume --out runs/demo
 	$(BIN)/advibp certify runs/demo --eps 0.1
+	$(BIN)/advibp certify runs/demo --radius --limit 500 --steps 20
 	$(BIN)/advibp report runs/demo
 
 # Pages are tried in a browser. Where there is none those tests are skipped, but not where everything has to be tested.

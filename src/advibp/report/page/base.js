@@ -5,7 +5,7 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 
 // What the reader chose: a place in DATA.eps, which runs are shown, whether the gap at that eps fills its figure.
-const chosen = { eps: firstEps(), runs: DATA.runs.map(() => true), zoom: true };
+const chosen = { eps: firstEps(), runs: DATA.runs.map(() => true), zoom: false };
 
 // Of those at which most runs were certified, the one that a run was trained for, or the largest.
 function firstEps() {
