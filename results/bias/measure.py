@@ -26,9 +26,10 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from advibp.reproduce.bias import BATCH, BETA1, BETA2, weigh
+from advibp.reproduce.bias import population as samples
+
 HERE = Path(__file__).parent
-BETA1, BETA2 = 0.9, 0.99
-BATCH = 8  # noise of a batch: 0.7 of the adversarial, 0.5 of the abstract full gradient in length
 
 
 class Population(NamedTuple):
@@ -44,24 +45,14 @@ class Population(NamedTuple):
         return float(self.fosc.mean())
 
 
-def population(angle: float, n: int, *, d: int = 4, seed: int = 0) -> Population:
-    """L_adv,i = |theta - x_i|^2 / 2 and L_IBP,i = (theta - y_i)' C (theta - y_i) / 2 + 1/2 at theta = 0.
+def population(angle: float, n: int) -> Population:
+    """The samples of `advibp reproduce theory`, and a stand-in for their FOSC: the norm of the adversarial gradient.
 
-    `angle` lies between the two full gradients, in degrees. The two losses of a sample share part of their noise, as
-    two losses of one image do. FOSC is stood in for by the norm of the sample's adversarial gradient: both grow with
-    the error that is propagated back.
+    Both grow with the error that is propagated back. A batch's noise is 0.7 of the adversarial, 0.5 of the abstract
+    full gradient in length.
     """
-    random = torch.Generator().manual_seed(seed)
-    shared, own_x, own_y = torch.randn(3, n, d, generator=random, dtype=torch.float64)
-    noise = torch.stack([shared + own_x, shared + own_y], 1) / math.sqrt(2)  # (N, 2, d)
-    noise -= noise.mean(0)
-    mean = torch.zeros(2, d, dtype=torch.float64)
-    mean[0, 0] = 1
-    mean[1, :2] = 2 * torch.tensor([math.cos(math.radians(angle)), math.sin(math.radians(angle))])
-    curvature = torch.linspace(0.5, 2, d, dtype=torch.float64)
-    x, y = -(mean[0] + noise[:, 0]), -(mean[1] / curvature + noise[:, 1])
-    gradients = torch.stack([-x, -curvature * y], 1)
-    return Population(gradients, (curvature * y**2).sum(1) / 2 + 0.5, gradients[:, 0].norm(dim=1))
+    gradients, upper = samples(angle, n)
+    return Population(gradients, upper, gradients[:, 0].norm(dim=1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,17 +65,6 @@ class Rule:
     strong: str = "always"  # always: c_t infinite; never: c_t = 0; fosc: the batch's FOSC against c_t
     regulariser: bool = False
     batches_per_epoch: int | None = None  # shuffled without replacement; None: independent draws
-
-
-def weigh(m: Tensor, v: Tensor, strong: Tensor) -> Tensor:
-    """Algorithm 1's branches for many chains at once: m (R, 2, d), v (R, 2), strong (R,) -> kappa (R, 3)."""
-    p, zero, one = (m[:, 0] * m[:, 1]).sum(1), torch.zeros(len(m), dtype=m.dtype), torch.ones(len(m), dtype=m.dtype)
-    bisector = m[:, 0] / v[:, :1] + m[:, 1] / v[:, 1:]
-    gamma = 0.5 * (m.sum(1) * bisector).sum(1) / (bisector**2).sum(1)
-    agree = torch.stack([gamma / v[:, 0], gamma / v[:, 1], zero], 1)
-    adv = torch.stack([one, -p / v[:, 1] ** 2, zero], 1)
-    ibp = torch.stack([-p / v[:, 0] ** 2, one, one / 2], 1)
-    return torch.where((p > 0)[:, None], agree, torch.where(strong[:, None], adv, ibp))
 
 
 class Step(NamedTuple):
@@ -116,13 +96,13 @@ def walk(rule: Rule, people: Population, *, chains: int, steps: int, seed: int, 
 
         moved_m, moved_v = m + (1 - BETA1) * (g - m), v + (1 - BETA2) * (g.norm(dim=2) - v)
         if rule.weights_from == "current":
-            kappa = weigh(g, g.norm(dim=2), strong)
+            kappa = weigh(g, g.norm(dim=2), strong=strong)
         elif rule.weights_from == "both":
-            kappa = weigh(moved_m / (1 - BETA1 ** (t + 1)), moved_v / (1 - BETA2 ** (t + 1)), strong)
+            kappa = weigh(moved_m / (1 - BETA1 ** (t + 1)), moved_v / (1 - BETA2 ** (t + 1)), strong=strong)
         elif t == 0:
             kappa = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64).expand(chains, 3)
         else:
-            kappa = weigh(m / (1 - BETA1**t), v / (1 - BETA2**t), strong)
+            kappa = weigh(m / (1 - BETA1**t), v / (1 - BETA2**t), strong=strong)
         m, v = moved_m, moved_v
         yield Step(kappa, g, upper, fosc)
 
