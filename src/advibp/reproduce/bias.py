@@ -53,27 +53,29 @@ class Bias:
     p: float
 
 
-def weigh(m: Tensor, v: Tensor, *, strong: bool = True) -> Tensor:
-    """Algorithm 1 for many chains at once: m (R, 2, d), v (R, 2) -> kappa_adv, kappa_IBP, kappa_reg (R, 3)."""
+def weigh(m: Tensor, v: Tensor, *, strong: bool | Tensor = True) -> Tensor:
+    """Algorithm 1 for many chains at once: m (R, 2, d), v (R, 2) -> kappa_adv, kappa_IBP, kappa_reg (R, 3).
+
+    `strong`, whether FOSC <= c_t, may be another for each chain (R,).
+    """
     p = (m[:, 0] * m[:, 1]).sum(1)
     zero, one = torch.zeros_like(p), torch.ones_like(p)
     bisector = m[:, 0] / v[:, :1] + m[:, 1] / v[:, 1:]
     gamma = 0.5 * (m.sum(1) * bisector).sum(1) / (bisector**2).sum(1)
     agree = torch.stack([gamma / v[:, 0], gamma / v[:, 1], zero], 1)
-    if strong:
-        conflict = torch.stack([one, -p / v[:, 1] ** 2, zero], 1)
-    else:
-        conflict = torch.stack([-p / v[:, 0] ** 2, one, one / 2], 1)
+    adv = torch.stack([one, -p / v[:, 1] ** 2, zero], 1)
+    ibp = torch.stack([-p / v[:, 0] ** 2, one, one / 2], 1)
+    conflict = torch.where(torch.as_tensor(strong).expand(len(m))[:, None], adv, ibp)
     return torch.where((p > 0)[:, None], agree, conflict)
 
 
-def population(angle: float) -> tuple[Tensor, Tensor]:
+def population(angle: float, n: int = POPULATION) -> tuple[Tensor, Tensor]:
     """Gradients (N, 2, d) of each sample's losses and its abstract loss (N,), at the fixed parameters.
 
     Both losses of a sample share part of their noise, as two losses of one image do.
     """
     random = torch.Generator().manual_seed(0)
-    shared, own_x, own_y = torch.randn(3, POPULATION, PARAMETERS, generator=random, dtype=torch.float64)
+    shared, own_x, own_y = torch.randn(3, n, PARAMETERS, generator=random, dtype=torch.float64)
     noise = torch.stack([shared + own_x, shared + own_y], 1) / math.sqrt(2)
     noise -= noise.mean(0)
     full = torch.zeros(2, PARAMETERS, dtype=torch.float64)
