@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from advibp import checkpoint
+from advibp.errors import UserError
 from advibp.reproduce import Ask, Work, make
 from advibp.reproduce.wanted import MNIST, look, want
 from commands import call
@@ -120,3 +122,50 @@ def test_a_damaged_run_elsewhere_is_passed_over(ibp: Path, tmp_path: Path, capsy
     (tmp_path / "kept" / "notes.txt").write_text("no run")
     assert call(f"reproduce mnist-table {TINY} --methods ibp --out {tmp_path / 'out'} --reuse {tmp_path / 'kept'}") == 0
     assert "passed over" in capsys.readouterr().out
+
+
+def test_another_run_is_not_overwritten_by_what_is_kept(
+    ibp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is refused before anything is trained."""
+    shutil.copytree(ibp / "kept" / NAME, tmp_path / "kept" / NAME)
+    recipe = tmp_path / "kept" / NAME / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("lr: 0.002 ", "lr: 0.003 "))
+    before = recipe.read_text()
+    command = f"reproduce mnist-table {TINY} --methods ibp --out {tmp_path / 'out'} --keep {tmp_path / 'kept'}"
+    assert call(command) == 2
+    assert "holds a run with another lr; give another folder to --keep" in capsys.readouterr().err
+    assert recipe.read_text() == before
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("change", [{"seed": 7}, {"sample": 41}, {"images": 41}, {"attack": "apgd"}, {"by": ["crown"]}])
+def test_a_certification_of_other_images_or_by_another_attack_is_no_answer(
+    ibp: Path, tmp_path: Path, change: dict[str, object]
+) -> None:
+    shutil.copytree(ibp / "kept" / NAME, tmp_path / "kept" / NAME)
+    file = tmp_path / "kept" / NAME / "certify" / "summary.json"
+    asked = ask(tmp_path / "out", tmp_path / "kept")
+    assert Work(asked).find(_wanted(asked, (0.1,))).how == "reuse"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    assert Work(asked).find(_wanted(asked, (0.1,))).how == "train"
+
+
+def test_less_time_is_no_answer_to_a_search(ibp: Path, tmp_path: Path) -> None:
+    shutil.copytree(ibp / "kept" / NAME, tmp_path / "kept" / NAME)
+    file = tmp_path / "kept" / NAME / "certify" / "summary.json"
+    asked = ask(tmp_path / "out", tmp_path / "kept")
+    for budget, how in ((0.5, "train"), (1.0, "reuse"), (60.0, "reuse")):
+        said = {**json.loads(file.read_text()), "by": ["ibp", "milp"], "budget": budget}
+        file.write_text(json.dumps(said))
+        assert Work(asked).find(_wanted(asked, (0.1,), by=("ibp", "milp"))).how == how
+
+
+def test_proofs_of_others_are_not_taken_for_those_of_ibp(ibp: Path, tmp_path: Path) -> None:
+    """Images that crown alone was asked about, and proved: nobody knows what ibp proves."""
+    shutil.copytree(ibp / "out" / NAME, tmp_path / NAME)
+    shutil.rmtree(tmp_path / NAME / "certify")
+    assert call(f"certify {tmp_path / NAME} --eps 0.001 --sample 40 --steps 5 --threads 1 --by crown") == 0
+    asked = ask(tmp_path)
+    with pytest.raises(UserError, match="that ibp was not asked about"):
+        Work(asked).measure(_wanted(asked, (0.001,)))

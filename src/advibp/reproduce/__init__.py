@@ -21,4 +21,5 @@ __all__ = ["PLANS", "Ask", "Made", "Work", "make", "reproduce"]
 def reproduce(name: str, *, out: str | Path = "runs/reproduce", reuse: Sequence[str | Path] = (), **asked: Any) -> Made:
     """Make one of PLANS; `asked` are the fields of `Ask`: scale="tiny", models=("a",), seeds=(0, 1), ..."""
     folders = (Path(out), *map(Path, reuse))
-    return make(name, Work(Ask(folders=folders, command=f"advibp.reproduce.reproduce({name!r})", **asked)))
+    said = ", ".join([repr(name), *(f"{key}={value!r}" for key, value in asked.items())])
+    return make(name, Work(Ask(folders=folders, command=f"advibp.reproduce.reproduce({said})", **asked)))

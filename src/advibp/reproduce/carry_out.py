@@ -145,6 +145,8 @@ class Work:
             and said["attack"] == str(asked.attack)
             and said["images"] == (asked.sample or self._test_images(recipe))
             and said.get("sample") == asked.sample
+            and (asked.sample is None or said.get("seed", 0) == 0)  # a sample of another seed is of other images
+            and (asked.budget is None or (said.get("budget") or asked.budget) >= asked.budget)
             and {f"{eps:g}" for eps in asked.eps} <= said["percent"].keys()
         )
         return Certification(path / look.folder, said, [], []) if said is not None and answers else None
@@ -160,9 +162,15 @@ class Work:
         if said and (said["attack"], said.get("sample")) == (str(asked.attack), asked.sample):
             # The summary is written anew, and must not lose what it said.
             known = {f"{e:g}" for e in eps}
-            eps += [_radius(e) for e in said["percent"] if e not in known]
+            eps += [_radius(e, recipe) for e in said["percent"] if e not in known]
         images = self.load(recipe).test
         certificate = examined(self._net(path, look.stage), images, asked, sorted(eps), out, self.ask.command)
+        for name in in_order(asked.by):
+            if any(name not in certificate.asked(e, asked.by) for e in asked.eps):
+                raise UserError(
+                    f"{out} holds proofs by others of images that {name} was not asked about, so that nobody knows "
+                    f"what {name} proves; move it away, and reproduce again."
+                )
         return Certification(out, _said(out) or {}, certificate.records, [])
 
     def _net(self, path: Path, stage: int | None) -> nn.Module:
@@ -172,9 +180,9 @@ class Work:
         return open_run(path, stage=stage)[0].to(resolve_device(str(where.get("device", "auto"))))
 
 
-def _radius(said: str) -> float:
+def _radius(said: str, recipe: Recipe) -> float:
     """A summary tells eps in six digits."""
-    every = [eps for setting in SETTINGS.values() for eps in setting.eps]
+    every = [recipe.eps, *(eps for setting in SETTINGS.values() for eps in setting.eps)]
     return next((eps for eps in every if f"{eps:g}" == said), float(said))
 
 
@@ -235,6 +243,14 @@ def _copy(source: Path, target: Path) -> None:
         dirs_exist_ok=True,
     )
     shutil.copyfile(source / "summary.json", target / "summary.json")
+
+
+def check_kept(wanted: Sequence[Wanted], folder: Path) -> None:
+    """Refuse, before anything is trained, a folder in which another run has the name of one that will be kept."""
+    for one in wanted:
+        there = RunFolder(folder / one.name)
+        if there.exists and (key := _differs(there.recipe().as_dict(), one.recipe)):
+            raise UserError(f"{there.path} holds a run with another {key}; give another folder to --keep.")
 
 
 def keep(measured: Sequence[Measured], folder: Path) -> None:

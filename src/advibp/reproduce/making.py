@@ -14,7 +14,7 @@ from advibp.report.reading import RunFiles, read_run
 from advibp.report.sections import ChartSection, Section, TableSection
 from advibp.report.tables import as_csv, latex, markdown
 from advibp.reproduce import figure
-from advibp.reproduce.carry_out import Measured, Work, keep
+from advibp.reproduce.carry_out import Measured, Work, check_kept, keep
 from advibp.reproduce.cells import runs_table
 from advibp.reproduce.plans import plan_of
 
@@ -33,6 +33,8 @@ def make(name: str, work: Work, *, kept: Path | None = None) -> Made:
     plan, ask = plan_of(name), work.ask
     plan.check(name, ask)
     wanted = plan.wanted(ask)
+    if kept is not None:
+        check_kept(wanted, kept)
     known: dict[object, Measured] = {}
     for number, one in enumerate(wanted, 1):
         key = (one.name, one.looks)

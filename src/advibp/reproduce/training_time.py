@@ -33,7 +33,8 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
         for method in ask.rules(_METHODS):
             wanted = (net, method)
             runs = [one for one in measured if (one.wanted.recipe.net, one.wanted.recipe.method) == wanted]
-            total[method], joint[method] = [one.seconds for one in runs], [_joint_epoch(one) for one in runs]
+            total[method] = [one.seconds for one in runs]
+            joint[method] = [mean(seconds) for one in runs if (seconds := _joint_epochs(one))]
             row = find("runtime", data, method, named)
             paper[method] = row.seconds if row else None
         for method in total:
@@ -57,16 +58,17 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
     ]
 
 
-def _joint_epoch(one: Measured) -> float:
-    seconds = [m["seconds"] for m in one.run.history if m["phase"] in ("ramp", "full")]
-    return mean(seconds) if seconds else 0.0
+def _joint_epochs(one: Measured) -> list[float]:
+    """Seconds of each; none where no metrics were kept."""
+    return [m["seconds"] for m in one.run.history if m.get("phase") in ("ramp", "full") and "seconds" in m]
 
 
 def _ratios(method: str, joint: dict[str, list[float]], paper: dict[str, float | None]) -> list[str]:
-    if method == "fixed" or "fixed" not in joint or not mean(joint["fixed"]):
+    if method == "fixed" or "fixed" not in joint:
         return ["", ""]
+    here = f"{mean(joint[method]) / mean(joint['fixed']):.2f}" if joint[method] and joint["fixed"] else ""
     ours, theirs = paper[method], paper["fixed"]
-    return [f"{mean(joint[method]) / mean(joint['fixed']):.2f}", f"{ours / theirs:.2f}" if ours and theirs else ""]
+    return [here, f"{ours / theirs:.2f}" if ours and theirs else ""]
 
 
 TRAINING_TIME = Plan(
