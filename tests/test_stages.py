@@ -212,10 +212,12 @@ def test_stages_resume_exactly(at: int, tmp_path: Path, monkeypatch: pytest.Monk
 def test_stages_can_be_added_to_a_finished_run_but_not_changed_once_begun(tmp_path: Path) -> None:
     out = tmp_path / "run"
     train(chain(), halves(), out=out, show=Silent(), **{**SHORT, "stages": 0})
+    (out / "certify").mkdir()  # it is about the weights as they are now
     longer = train(chain(), halves(), out=out, resume=True, show=Silent(), **SHORT)
     at_once = train(chain(), halves(), show=Silent(), **SHORT)
     assert all(torch.equal(a, b) for a, b in zip(longer.net.parameters(), at_once.net.parameters(), strict=True))
     assert Recipe.load(out / "recipe.yaml").stages == 2
+    assert [folder.name for folder in out.glob("certify*")] == ["certify-until-epoch-2"]
     with pytest.raises(UserError, match="stage_lr"):
         train(chain(), halves(), out=out, resume=True, show=Silent(), **{**SHORT, "stage_lr": 0.5})
 

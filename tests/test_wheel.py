@@ -56,9 +56,11 @@ def test_wheel_holds_code_types_images_and_recipes(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     source = ROOT / "src"
-    wanted = [p for pattern in ("*.py", "*.gz", "*.yaml", "py.typed") for p in (source / "advibp").rglob(pattern)]
+    patterns = ("*.py", "*.gz", "*.yaml", "*.csv", "page/*", "py.typed")
+    wanted = [path for pattern in patterns for path in (source / "advibp").rglob(pattern)]
     assert {path.relative_to(source).as_posix() for path in wanted} <= names
     assert {"advibp/py.typed", "advibp/mnist/README.md", "advibp/mnist/train-images-idx3-ubyte.gz"} <= names
+    assert {"advibp/report/page/page.html", "advibp/report/page/page.js", "advibp/reproduce/published.csv"} <= names
     assert [name for name in names if name.startswith("advibp/recipes/") and name.endswith(".yaml")]
     assert [name for name in names if name.endswith("licenses/LICENSE")]
     assert not [name for name in names if name.startswith("tests")]

@@ -146,6 +146,8 @@ class RunFolder:
             if not training.finished:  # a run that gets stages is finished no longer
                 self.model.unlink(missing_ok=True)
                 (self.path / "summary.json").unlink(missing_ok=True)
+                if (self.path / "certify").exists():  # it is about weights that the run will have no longer
+                    (self.path / "certify").rename(self.path / f"certify-until-epoch-{training.epoch}")
             if self.recipe() != training.recipe:
                 checkpoint.write_atomically(self.path / "recipe.yaml", training.recipe.to_yaml())
             self._forget_after(training.epoch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from advibp.layout import layout_kept
 from advibp.means import EpochMeans
 from advibp.methods import METHODS, Method
 from advibp.modes import modes_kept
+from advibp.next_steps import has_command, how_to_go_on
 from advibp.randomness import untouched_global_state
 from advibp.recipe import Recipe
 from advibp.stopping import Stopped, StopRequest
@@ -167,16 +167,10 @@ class _Keeper:
         where = f"stopped in epoch {now.epoch + 1}, after step {now.into} of {self.training.steps_per_epoch}"
         if self.folder is None:
             raise Stopped(self.stop.asked, f"{where}; nothing is kept, since no `out` was given")
-        raise Stopped(self.stop.asked, f"{where}, and saved; continue with: {self._how_to_go_on(self.folder.path)}")
-
-    def _how_to_go_on(self, path: Path) -> str:
-        recipe = self.training.recipe
-        if not _has_command(recipe):
-            return f"advibp.train(..., out={str(path)!r}, resume=True)"
-        # What is one's own runs only if it is typed.
-        named = [recipe.data, recipe.net] if nets.is_own(recipe.net) else []
-        method = [] if recipe.method in METHODS else ["--method", recipe.method]
-        return shlex.join(["advibp", "train", *named, *method, "--resume", "--out", str(path)])
+        raise Stopped(
+            self.stop.asked,
+            f"{where}, and saved; continue with: {how_to_go_on(self.training.recipe, self.folder.path)}",
+        )
 
     def _keep_best(self, metrics: dict[str, Any]) -> None:
         settled = metrics["phase"] in ("full", "latent")
@@ -203,11 +197,6 @@ class _Keeper:
             self.folder.save_stage(over // course.each, self.training.net, _model_facts(self.training))
 
 
-def _has_command(recipe: Recipe) -> bool:
-    """Whether a command line can name its network and its method."""
-    return (nets.is_known(recipe.net) or nets.is_own(recipe.net)) and not recipe.method.startswith("python:")
-
-
 def _model_facts(training: Training) -> dict[str, Any]:
     return {"input_shape": list(training.data.input_shape), "classes": training.data.classes}
 
@@ -222,7 +211,7 @@ def _finish(
     recipe = training.recipe
     last = {k: history[-1][k] for k in ("epoch", "standard_error", "verified_error")} if history else None
     summary = {
-        "command": recipe.command() if _has_command(recipe) else None,
+        "command": recipe.command() if has_command(recipe) else None,
         "method": recipe.method,
         "net": recipe.net,
         "data": recipe.data,

@@ -149,6 +149,7 @@ def examined(
         attack=look.attack,
         by=in_order(look.by),
         sample=look.sample,
+        budget=look.budget,
         command=command,
         hardware=hardware(),
     )

@@ -29,6 +29,12 @@ def test_keys_that_differ_are_marked_and_those_that_are_missing_are_a_dash() -> 
     }
 
 
+def test_large_whole_numbers_are_shown_to_the_last_digit() -> None:
+    (row,) = facts.recipes([run(seed=2**63 - 2), run(seed=2**63 - 1)])
+    assert row == {"key": "seed", "values": ["9223372036854775806", "9223372036854775807"], "differ": True}
+    assert facts.finite(10**400) is None
+
+
 @pytest.mark.parametrize(
     ("eps", "said"), [(0.3, "0.3"), (8 / 255, "8/255"), (2.2 / 255, "0.00862745"), (0.0123, "0.0123"), (1.0, "1")]
 )
@@ -45,7 +51,7 @@ def test_times_are_short(seconds: float, said: str) -> None:
 
 def test_a_metric_that_is_no_number_is_a_hole_and_one_that_never_was_is_left_out() -> None:
     history = [{"epoch": 1, "phase": "ramp", "fosc": math.nan, "angle": "x"}, {"epoch": 2, "fosc": 0.25}]
-    told = facts.run_facts(RunFiles(path=Path("a"), recipe={}, summary=None, history=history))["history"]
+    told = facts.run_facts(RunFiles(path=Path("a"), recipe={}, summary=None, history=history), "a")["history"]
     assert told == {"epoch": [1, 2], "phase": ["ramp", ""], "fosc": [None, 0.25]}
 
 

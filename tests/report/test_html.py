@@ -180,7 +180,8 @@ def test_hostile_strings_are_shown_and_not_run(browser: Browser, tmp_path: Path,
         ),
     ]
     source = Source(load("mnist").test, classes)
-    shown(browser, tmp_path, [*hostile, *hostile], sections=sections, title=_HOSTILE, images=[source, source])
+    runs = [*hostile, *(dataclasses.replace(run, path=tmp_path / "other" / _RUN_NAME) for run in hostile)]
+    shown(browser, tmp_path, runs, sections=sections, title=_HOSTILE, images=[source, source])
     read = browser.text()
     for text in (_HOSTILE.split("\u2028")[0], _RUN_NAME):
         assert text.strip() in read
@@ -285,7 +286,8 @@ def test_the_command_says_where_the_page_is(
 
 
 @pytest.mark.parametrize(
-    "command", ["report nowhere", "report {bare} --out {bare}", "report {bare} --out no/where.html"]
+    "command",
+    ["report nowhere", "report {bare} --out {bare}", "report {bare} --out no/where.html", "report {bare} {bare}"],
 )
 def test_mistakes_are_told_in_a_sentence(
     command: str, trained: dict[str, Path], capsys: pytest.CaptureFixture[str]
@@ -320,3 +322,17 @@ def test_numbers_that_json_does_not_have_are_null() -> None:
 def test_the_same_runs_make_the_same_page(trained: dict[str, Path]) -> None:
     pages = {render(page_data([read_run(trained["bare"])], (), "", ())) for _ in range(2)}
     assert len(pages) == 1
+
+
+def test_runs_of_one_name_and_an_eps_in_fewer_digits_are_told(trained: dict[str, Path], tmp_path: Path) -> None:
+    """Two folders called `run`, the second without records: its summary knows 8/255 as 0.0313725."""
+    for place, source in (("one", "first"), ("two", "bare")):
+        shutil.copytree(trained[source], tmp_path / place / "run")
+    records = tmp_path / "one" / "run" / "certify" / "records.jsonl"
+    records.write_text(records.read_text().replace('"eps": 0.05', f'"eps": {8 / 255!r}'))
+    summary = tmp_path / "two" / "run" / "certify" / "summary.json"
+    summary.write_text(summary.read_text().replace('"0.05"', '"0.0313725"'))
+    data = page_data([read_run(tmp_path / place / "run") for place in ("one", "two")], (), "", ())
+    assert [run["name"] for run in data["runs"]] == ["one/run", "two/run"]
+    assert [one["said"] for one in data["eps"]] == ["0.01", "8/255"]
+    assert [[at["eps"] for at in entry["at"]] for entry in data["entries"]] == [[0.01, 0.0313725]] * 2

@@ -7,11 +7,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from advibp.errors import UserError
 from advibp.report.reading import read_run
-from advibp.verify.records import VERDICTS
+from advibp.verify.records import VERDICTS, Record, RecordFile
+from commands import call
 
 
 @pytest.fixture
@@ -116,6 +118,8 @@ _PERCENT = {"standard_error": 1, "pgd_error": 2, "verified_error": 3}
         ("certify/summary.json", json.dumps({**_SAID, "percent": {"0.1": _PERCENT}, "by": []})),
         ("certify/summary.json", json.dumps({**_SAID, "percent": {"0.1": _PERCENT}, "verdicts": 3})),
         ("certify/summary.json", json.dumps({**_SAID, "percent": {"0.1": _PERCENT}, "flow": {"0.1": [{"by": 3}]}})),
+        ("certify/summary.json", json.dumps({**_SAID, "percent": {"0.1": _PERCENT}, "attack": 3})),
+        ("metrics.jsonl", '{"epoch": Infinity}\n'),
     ],
 )
 def test_what_is_damaged_is_named(trained: dict[str, Path], tmp_path: Path, file: str, said: str) -> None:
@@ -128,7 +132,18 @@ def test_what_is_damaged_is_named(trained: dict[str, Path], tmp_path: Path, file
 
 
 @pytest.mark.parametrize(
-    "change", [{"eps": "0.1"}, {"verdict": "fine"}, {"index": None}, {"lower_margin": "low"}, {"seconds": "nan"}]
+    "change",
+    [
+        {"eps": "0.1"},
+        {"eps": 10**400},
+        {"verdict": "fine"},
+        {"index": None},
+        {"index": 0.5},
+        {"by": []},
+        {"counterexample": 3},
+        {"lower_margin": "low"},
+        {"seconds": "nan"},
+    ],
 )
 def test_a_record_of_another_kind_is_damage(folder: Path, change: dict[str, Any]) -> None:
     records = folder / "certify" / "records.jsonl"
@@ -141,3 +156,45 @@ def test_a_record_of_another_kind_is_damage(folder: Path, change: dict[str, Any]
 def test_a_folder_without_a_recipe_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no run"):
         read_run(tmp_path)
+
+
+def test_records_of_an_earlier_network_are_not_counted(folder: Path) -> None:
+    """The same folder after the network was trained on, and some images of one eps were certified again."""
+    records = folder / "certify" / "records.jsonl"
+    old = [json.loads(line) for line in records.read_text().splitlines()]
+    new = [Record(**{**said, "model": "of another network"}) for said in old if said["eps"] == 0.05][:10]
+    file = RecordFile.open(records)
+    file.add(new)
+    file.compact()
+    certified = read_run(folder).last
+    assert certified is not None
+    assert certified.records == new
+    assert certified.eps == [0.05]
+    assert certified.errors(0.05).images == 10
+
+
+def test_a_later_question_does_not_credit_ibp_with_the_proofs_of_others(folder: Path) -> None:
+    """What crown proved stands when ibp alone is asked; it is still crown's, with records and without."""
+    before = read_run(folder).last
+    assert before is not None
+    crown = sum(d.images for d in before.flow(0.01) if (d.by, d.verdict) == ("crown", "robust"))
+    assert crown > 0
+    assert call(f"certify {folder} --eps 0.01 --limit 60 --steps 12 --threads 1 --by ibp") == 0
+    for _ in ("records", "summary alone"):
+        certified = read_run(folder).last
+        assert certified is not None
+        verified = certified.errors(0.01).verified
+        assert verified == pytest.approx(before.errors(0.01).verified, abs=0.005)
+        assert verified["ibp"] - verified["crown"] == pytest.approx(100 * crown / 60, abs=0.01)
+        (folder / "certify" / "records.jsonl").unlink(missing_ok=True)
+
+
+def test_other_data_have_a_folder_of_their_own(folder: Path) -> None:
+    own = folder / "own.npz"
+    x, y = np.zeros((200, 28, 28), dtype=np.float32), np.arange(200) % 10
+    np.savez(own, x_train=x, y_train=y, x_test=x[:10], y_test=y[:10])
+    before = (folder / "certify" / "records.jsonl").read_bytes()
+    assert call(f"certify {folder} --data {own} --eps 0.05 --steps 2 --threads 1") == 0
+    assert (folder / "certify" / "records.jsonl").read_bytes() == before
+    assert (folder / "certify-on-own" / "summary.json").exists()
+    assert list(read_run(folder).certified) == [None]

@@ -107,6 +107,15 @@ def test_phases_of_shares_and_stages() -> None:
     ]
 
 
+def test_stages_of_all_layers_are_those_that_were_begun() -> None:
+    """How many layers there are is the network's to say."""
+    history = [epoch(k, "full", 1.0) for k in range(1, 11)]
+    history += [{**epoch(k, "latent", 1.0), "stage": k - 10} for k in (11, 12)]
+    run = run_of(*history, stages="all", stage_epochs=2.0, warmup_natural=1.0)
+    assert phases(run)[-1].ends == 14
+    assert left_after(run, run.history) == Left(2.0, least=True)
+
+
 def test_the_time_left_is_that_of_each_phase() -> None:
     recipe = {"warmup_natural": 2.0, "warmup_adversarial": 0.0, "ramp": 3.0}
     history = [epoch(1, "natural", 1.0), epoch(2, "natural", 1.0)]
@@ -184,6 +193,9 @@ def test_once_says_how_a_run_stands(stopped: Path, finished: Path, capsys: pytes
     assert "finished epoch 4/4" in told
     assert "full epoch 2/4" in told  # the third goes on, which ends at full eps
     assert "--resume" not in told
+    (stopped / "metrics.jsonl").unlink()
+    assert call(f"watch {stopped} --once") == 0
+    assert "natural epoch 0/4" in flat(capsys.readouterr().out)  # the first goes on
     age(stopped, 3600)
     assert call(f"watch {stopped} --once") == 0
     assert f"advibp train --resume --out {stopped}" in flat(capsys.readouterr().out)

@@ -12,7 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from advibp import UserError
+from advibp.verify import Attack
 from advibp.verify.records import VERDICTS, Certificate, Record, RecordFile
+from advibp.verify.summary import summary
 
 with_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 records = st.builds(
@@ -101,3 +103,13 @@ def test_the_table_has_a_row_for_each_radius() -> None:
     lines = certificate.table().splitlines()
     assert len(lines) == 3
     assert len({len(line) for line in lines}) == 1
+
+
+def test_who_was_passed_over_is_not_said_to_prove_nothing() -> None:
+    """milp alone proved image 0: nobody knows whether ibp would have."""
+    asked = {"provers": "milp", "by": "milp"}
+    mixed = Certificate([Record(**{**asdict(record(0)), **asked}), record(1, "unknown")])
+    assert mixed.asked(0.1) == ["milp"]
+    assert summary(mixed, attack=Attack(), by=["ibp"])["by"] == ["milp"]
+    plain = Certificate([Record(**{**asdict(record(0)), "by": "ibp"})])
+    assert summary(plain, attack=Attack(), by=["ibp", "crown"])["by"] == ["ibp", "crown"]

@@ -101,7 +101,7 @@ def run_certify(args: argparse.Namespace) -> int:
         raise UserError("certify what? Give the folder of a run, or --onnx NET --vnnlib PROPERTY.")
     net, recipe, test = _open(args)
     attack, eps = _attack(args), _radii(args.eps, recipe)
-    out = Path(args.run) / ("certify" if args.stage is None else f"certify-stage-{args.stage}")
+    out = Path(args.run) / _place(args, recipe)
     if args.radius:
         _print_radii(net, test, attack, out, args)
         return 0
@@ -122,13 +122,28 @@ def run_certify(args: argparse.Namespace) -> int:
     stage = "" if args.stage is None else f", stage {args.stage}"
     images = certificate.counts(certificate.eps[0]).total()
     OUT.print(_table(certificate, escape(f"{args.run}{stage}: {images} test images, {attack}")))
-    args.by = in_order(args.by)
-    if len(args.by) > 1:
+    by = in_order(args.by)
+    if len(by) > 1:
         OUT.print(_deciders(certificate))
-    told = summary(certificate, attack=attack, by=args.by, sample=args.sample, command=args.typed, hardware=hardware())
+    told = summary(
+        certificate,
+        attack=attack,
+        by=by,
+        sample=args.sample,
+        seed=args.seed,
+        budget=args.budget,
+        command=args.typed,
+        hardware=hardware(),
+    )
     checkpoint.write_atomically(out / "summary.json", json.dumps(told, indent=2) + "\n")
     OUT.print(f"records: {out / 'records.jsonl'}", style="dim", markup=False, soft_wrap=True)
     return 0
+
+
+def _place(args: argparse.Namespace, recipe: Recipe) -> str:
+    """The folder of a certification: verdicts on other data than the run's are kept apart."""
+    stage = "" if args.stage is None else f"-stage-{args.stage}"
+    return f"certify{stage}" + (f"-on-{Path(args.data).stem}" if args.data not in (None, recipe.data) else "")
 
 
 def run_attack(args: argparse.Namespace) -> None:

@@ -16,6 +16,7 @@ from advibp.cli.console import OUT
 from advibp.cli.sources import Test
 from advibp.errors import UserError
 from advibp.report.html import write_page
+from advibp.report.naming import names_of
 from advibp.report.pictures import Source
 from advibp.report.reading import RunFiles, read_run
 from advibp.runs import open_with_facts
@@ -38,6 +39,7 @@ def run_report(args: argparse.Namespace) -> None:
         raise UserError(f"{out} is a folder; give --out a file, such as {out / 'report.html'}.")
     if not out.parent.is_dir():
         raise UserError(f"{out.parent} does not exist; make it first, or give another --out.")
+    names_of(runs)  # none twice
     OUT.print(f"reading the images of {len(runs)} run{'s' * (len(runs) > 1)}", style="dim")
     write_page(out, runs, title=args.title, images=[images_of(run, args.data_root) for run in runs])
     size = out.stat().st_size / 1e6

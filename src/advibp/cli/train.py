@@ -15,6 +15,7 @@ from advibp.display import Live
 from advibp.errors import UserError
 from advibp.folder import RunFolder
 from advibp.methods import METHODS, Method, method_at
+from advibp.next_steps import how_to_certify
 from advibp.recipe import Recipe, read
 from advibp.runs import first_net, train
 
@@ -100,22 +101,14 @@ def run_train(args: argparse.Namespace) -> None:
     )
     OUT.print("std.err and verified: errors on the validation images, at eps_train\n", style="dim")
     run = train(net, data, recipe=recipe, method=method, out=out, resume=args.resume, show=Live(OUT))
-    own = f" --net {recipe.net}" if nets.is_own(recipe.net) else ""
     minutes = run.summary["seconds"] / 60
-    by = _provers(recipe, method or METHODS[recipe.method])
-    told = f"\ntrained in {minutes:.1f} minutes; next: advibp certify {out} --eps {recipe.eps}{by}{own}"
+    told = f"\ntrained in {minutes:.1f} minutes; next: {how_to_certify(recipe, out, method)}"
     OUT.print(told, markup=False, soft_wrap=True)
 
 
 def own_method(typed: str | None) -> Method | None:
     """A method of one's own, of which a file may only tell the name: what runs is typed."""
     return None if typed is None or typed in METHODS or ":" not in typed else method_at(typed)
-
-
-def _provers(recipe: Recipe, method: Method) -> str:
-    """By what the network was trained to be proved, if not by IBP."""
-    verifier = "crown-ibp" if "beta" in method.reads and recipe.beta > 0 else method.verifier
-    return "" if verifier in ("", "ibp") else f" --by ibp {verifier}"
 
 
 def _and_stages(recipe: Recipe) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +14,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from advibp import nets
 from advibp.cli.console import OUT
 from advibp.display import HEADER, clock, epoch_line
-from advibp.methods import METHODS
-from advibp.report.comparing import names_of, printable
+from advibp.folder import RunFolder
+from advibp.next_steps import how_to_certify, how_to_go_on
+from advibp.recipe import Recipe
+from advibp.report.naming import names_of, printable
 from advibp.report.watching import ASCII, BLOCKS, Left, Watched, left_after, sparkline, usual
 
 EVERY = 1.0  # seconds between two looks
@@ -207,29 +207,11 @@ def _trouble(run: Watched) -> str:
 def _ending(run: Watched) -> str:
     """What is to be done now: certify what is finished, resume what stands still."""
     if not run.finished:
-        return f"nobody trains it, and no new epoch came for long; go on with: {_resume(run)}"
+        return f"nobody trains it, and no new epoch came for long; go on with: {how_to_go_on(_recipe(run), run.path)}"
     if not (run.path / "model.safetensors").exists():
         return "finished; kept for its numbers alone"
-    return f"finished; next: {_certify(run)}"
+    return f"finished; next: {how_to_certify(_recipe(run), run.path)}"
 
 
-def _resume(run: Watched) -> str:
-    recipe = run.files.recipe
-    net, method = str(recipe.get("net")), str(recipe.get("method"))
-    if method.startswith("python:") or not (nets.is_known(net) or nets.is_own(net)):
-        return f"advibp.train(..., out={str(run.path)!r}, resume=True)"
-    # What is one's own runs only if it is typed.
-    named = [str(recipe.get("data")), net] if nets.is_own(net) else []
-    typed = ["--method", method] if ":" in method else []
-    return shlex.join(["advibp", "train", *named, *typed, "--resume", "--out", str(run.path)])
-
-
-def _certify(run: Watched) -> str:
-    recipe = run.files.recipe
-    net, method = str(recipe.get("net")), METHODS.get(str(recipe.get("method")))
-    verifier = method.verifier if method else ""
-    if method and "beta" in method.reads and recipe.get("beta"):
-        verifier = "crown-ibp"
-    by = ["--by", "ibp", verifier] if verifier not in ("", "ibp") else []
-    own = ["--net", net if nets.is_own(net) else "file.py:function"] if not nets.is_known(net) else []
-    return shlex.join(["advibp", "certify", str(run.path), "--eps", str(recipe.get("eps")), *by, *own])
+def _recipe(run: Watched) -> Recipe:
+    return RunFolder(run.path).recipe()

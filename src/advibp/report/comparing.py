@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from advibp.errors import UserError
+from advibp.report.naming import names_of, printable
 from advibp.report.reading import Certification, Errors, RunFiles
 from advibp.report.sections import TableSection
 from advibp.report.watching import epochs_of
@@ -187,19 +188,6 @@ class Comparison:
         return [TableSection(title=title, head=head, rows=body, notes=notes)] if rows or notes else []
 
 
-def names_of(runs: Sequence[RunFiles]) -> list[str]:
-    """The folders' own names, or as much of their paths as tells them apart."""
-    paths = [run.path.resolve() for run in runs]
-    for path in paths:
-        if paths.count(path) > 1:
-            raise UserError(f"{path} is given twice; name runs that differ.")
-    for parts in range(1, max(len(path.parts) for path in paths)):
-        names = ["/".join(path.parts[-parts:]) for path in paths]
-        if len(set(names)) == len(names):
-            return [printable(name) for name in names]
-    return [printable(str(path)) for path in paths]
-
-
 def rows_at(told: Sequence[Certified], eps: str) -> list[Row]:
     """All errors at one eps, with the difference to the first run."""
     errors = [certified.errors.get(eps) for certified in told]
@@ -272,15 +260,12 @@ def value_written(recipe: dict[str, Any], key: str) -> str:
     return printable(",".join(map(str, value)) if isinstance(value, list) else str(value)) or '""'
 
 
-def printable(text: str) -> str:
-    """Nothing that moves a terminal's cursor or colours it."""
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
 def spent(run: RunFiles) -> float:
     """Seconds of training; of a run that is not finished, of its epochs."""
     told = (run.summary or {}).get("seconds")
-    return float(told) if isinstance(told, int | float) else sum(float(m.get("seconds", 0)) for m in run.history)
+    if isinstance(told, int | float):
+        return float(told)
+    return sum(float(s) for m in run.history if isinstance(s := m.get("seconds"), int | float))
 
 
 def _epochs(run: RunFiles) -> str:
@@ -292,7 +277,8 @@ def _epochs(run: RunFiles) -> str:
 
 def _validation(run: RunFiles, key: str) -> str:
     told = (run.summary or {}).get("validation") or (run.history[-1] if run.history else {})
-    return f"{100 * told[key]:6.2f} %" if isinstance(told.get(key), int | float) else NOTHING
+    share = told.get(key) if isinstance(told, dict) else None
+    return f"{100 * share:6.2f} %" if isinstance(share, int | float) else NOTHING
 
 
 def _hardware(run: RunFiles) -> str:

@@ -21,14 +21,14 @@ METRICS = (
 _BARS = 60  # of a histogram, about
 
 
-def run_facts(run: RunFiles) -> dict[str, Any]:
+def run_facts(run: RunFiles, name: str) -> dict[str, Any]:
     """What a run is, how it was trained, and how to do it again."""
     summary = run.summary or {}
     return {
-        "name": run.name,
+        "name": name,
         "about": about(run),
         "finished": run.summary is not None,
-        "eps": finite(run.recipe.get("eps")),
+        "eps": None if (eps := finite(run.recipe.get("eps"))) is None else as_written(eps),
         "facts": _training_facts(run),
         "commands": _commands(run),
         "hardware": hardware(summary) or next(filter(None, (hardware(c.summary) for c in run.certified.values())), ""),
@@ -100,8 +100,7 @@ def _value(said: Any) -> str:
         return ", ".join(map(_value, said)) or "–"
     if said is None or isinstance(said, bool):
         return {None: "–", True: "yes", False: "no"}[said]
-    number = finite(said)
-    return str(said) if number is None else f"{number:.12g}"
+    return f"{said:.12g}" if isinstance(said, float) else str(said)
 
 
 def certified_facts(certified: Certification) -> dict[str, Any]:
@@ -120,7 +119,7 @@ def certified_facts(certified: Certification) -> dict[str, Any]:
 def at_eps(certified: Certification, eps: float) -> dict[str, Any]:
     errors = certified.errors(eps)
     return {
-        "eps": eps,
+        "eps": as_written(eps),
         "images": errors.images,
         "standard": errors.standard,
         "attack": errors.attack,
@@ -199,12 +198,20 @@ def _binned(values: list[float], width: float, bins: int) -> list[int]:
 
 def finite(value: Any) -> float | None:
     """A number that can be drawn; JSON has no NaN."""
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    return float(value) if number and math.isfinite(value) else None
+    try:
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+    return number if math.isfinite(number) else None
 
 
 def short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
+
+
+def as_written(eps: float) -> float:
+    """A radius in the six digits of a summary, so that 8/255 is the same with records and without."""
+    return float(f"{eps:g}")
 
 
 def say_eps(eps: float) -> str:

@@ -22,6 +22,7 @@ from plotly.offline import get_plotlyjs
 
 from advibp import checkpoint
 from advibp.report import facts
+from advibp.report.naming import names_of
 from advibp.report.pictures import Source, show
 from advibp.report.reading import RunFiles
 from advibp.report.sections import Section, TableSection
@@ -56,12 +57,13 @@ def page_data(
         for stage, certified in run.certified.items()
     ]
     facts.histograms(entries)
+    names = names_of(runs)
     eps = sorted({at["eps"] for entry in entries for at in entry["at"]})
     return {
-        "title": title or (" · ".join(run.name for run in runs) if len(runs) <= 4 else f"{len(runs)} runs") or "advibp",
+        "title": title or (" · ".join(names) if len(runs) <= 4 else f"{len(runs)} runs") or "advibp",
         "version": __version__,
         "eps": [{"eps": e, "said": facts.say_eps(e)} for e in eps],
-        "runs": [facts.run_facts(run) for run in runs],
+        "runs": [facts.run_facts(run, name) for run, name in zip(runs, names, strict=True)],
         "recipes": facts.recipes(runs),
         "entries": entries,
         "images": show(runs, images),

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from advibp import checkpoint
 from advibp.errors import UserError
+from advibp.report.facts import as_written
 from advibp.report.reading import Certification, RunFiles
 from advibp.verify.certifying import fingerprints
 from advibp.verify.records import Record
@@ -73,8 +74,9 @@ def show(runs: Sequence[RunFiles], sources: Sequence[Source | str]) -> dict[str,
                 continue
             for stage, certified in run.certified.items():
                 for eps in certified.eps if certified.records else ():
+                    told = {"run": number, "stage": stage, "eps": as_written(eps)}
                     try:
-                        shown.append({"run": number, "stage": stage, "eps": eps, **_at(certified, eps, source, sheet)})
+                        shown.append({**told, **_at(certified, eps, source, sheet)})
                     except UserError as error:
                         missing.append({"run": number, "why": str(error)})
                         break

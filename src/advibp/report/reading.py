@@ -21,7 +21,7 @@ import yaml
 from advibp.errors import UserError
 from advibp.plain_yaml import from_yaml
 from advibp.verify.radius import Radius
-from advibp.verify.records import VERDICTS, Certificate, Decided, Record, verified_errors
+from advibp.verify.records import VERDICTS, Certificate, Decided, Record, place, verified_errors
 
 T = TypeVar("T")
 
@@ -86,6 +86,8 @@ class Certification:
         else:
             told, asked, images = self.summary["percent"][f"{eps:g}"], self.summary["by"], self.summary["images"]
         flow = self.flow(eps)
+        proved = {d.by for d in flow if d.verdict == "robust" and d.by}
+        asked = sorted({*asked, *proved}, key=place)  # a summary may name those alone who were asked last
         verified = {name: 100 * share for name, share in verified_errors(flow, asked).items()} if flow else {}
         # What is said of all verifiers together was rounded, or not, by one rule.
         verified |= dict.fromkeys(asked[-1:], told["verified_error"])
@@ -104,7 +106,7 @@ class RunFiles:
 
     @property
     def name(self) -> str:
-        return self.path.name
+        return self.path.resolve().name  # of `.` too
 
     @property
     def last(self) -> Certification | None:
@@ -159,6 +161,7 @@ def _certified(folder: Path) -> dict[int | None, Certification]:
 def _check(read: Certification) -> None:
     """That the summary, where it speaks for the records, says all that is asked of it."""
     try:
+        _words(read.attack)
         for eps in () if read.records else read.eps:
             errors, counts = read.errors(eps), read.counts(eps)
             _numbers(eps, errors.images, errors.standard, errors.attack, errors.best, *counts.values())
@@ -167,10 +170,11 @@ def _check(read: Certification) -> None:
 
 
 def _newest(read: Certification) -> Certification:
-    """One record an image and eps, the last: a file may hold what was superseded."""
-    last = {(r.index, r.eps): r for r in read.records}
+    """One record an image and eps, the last, and of one network, the newest: a file may hold what was superseded."""
+    last = {(r.index, r.eps): r for r in read.records if r.model == read.records[-1].model}
     records = sorted(last.values(), key=lambda r: (r.eps, r.index))
-    return Certification(read.path, read.summary, records, read.radii)
+    radii = [r for r in read.radii if r.model == read.radii[-1].model]
+    return Certification(read.path, read.summary, records, radii)
 
 
 def _json(file: Path) -> dict[str, Any] | None:
@@ -192,7 +196,7 @@ def _lines(file: Path, of: Callable[[Any], T]) -> list[T]:
     lines = file.read_bytes().split(b"\n")[:-1]  # the last one was cut short, or is empty
     try:
         return [of(json.loads(line)) for line in lines]
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise _damaged(file) from None
 
 
@@ -202,17 +206,20 @@ def _metrics(said: Any) -> dict[str, Any]:
 
 def _record(said: Any) -> Record:
     record = Record(**said)
-    _numbers(record.index, record.eps, record.label, record.seconds, record.lower_margin or 0)
-    if record.verdict not in VERDICTS or not isinstance(record.provers, str) or not isinstance(record.attack, str):
+    _numbers(record.eps, record.seconds, record.lower_margin or 0)
+    _whole(record.index, record.label, record.prediction)
+    _words(record.provers, record.attack, record.model, record.image)
+    _words(*(word for word in (record.by, record.counterexample) if word is not None))
+    if record.verdict not in VERDICTS:
         raise ValueError(record)
     return record
 
 
 def _radius(said: Any) -> Radius:
     radius = Radius(**said)
-    _numbers(radius.index, radius.label, radius.proved, radius.broken or 0)
-    if not isinstance(radius.provers, str):
-        raise ValueError(radius)
+    _numbers(radius.proved, radius.broken or 0)
+    _whole(radius.index, radius.label, radius.prediction)
+    _words(radius.provers, radius.model)
     return radius
 
 
@@ -220,6 +227,16 @@ def _numbers(*values: Any) -> None:
     """A TypeError or ValueError unless all are."""
     if not all(math.isfinite(value) for value in values):
         raise ValueError(values)
+
+
+def _whole(*values: Any) -> None:
+    if not all(isinstance(value, int) for value in values):
+        raise TypeError(values)
+
+
+def _words(*values: Any) -> None:
+    if not all(isinstance(value, str) for value in values):
+        raise TypeError(values)
 
 
 def _damaged(file: Path) -> UserError:

@@ -78,7 +78,7 @@ class Watched:
     def phase(self) -> str:
         """Of the epoch that goes on, or of the last one."""
         course = phases(self.files)
-        return next((phase.name for phase in course if self.done < phase.ends), str(self.history[-1]["phase"]))
+        return next((phase.name for phase in course if self.done < phase.ends), course[-1].name)
 
     def waiting(self) -> float:
         """Seconds since the last epoch was written down, or since the run was begun or resumed."""
@@ -126,7 +126,7 @@ def phases(files: RunFiles) -> list[Phase]:
         epochs = float(recipe["epochs"])
         last = math.ceil(epochs)
         spans = [_epochs(recipe.get(key, 0), epochs) for key in ("warmup_natural", "warmup_adversarial", "ramp")]
-        stages = int(recipe.get("stages", 0)) * math.ceil(float(recipe.get("stage_epochs", 0)))
+        stages = _stages(files) * math.ceil(float(recipe.get("stage_epochs", 0)))
         ends = [math.floor(sum(spans[: k + 1]) + 1e-9) for k in range(3)]
     except (KeyError, TypeError, ValueError, OverflowError):
         raise UserError(
@@ -137,6 +137,12 @@ def phases(files: RunFiles) -> list[Phase]:
     return [*told, Phase("full", last), Phase("latent", last + stages)]
 
 
+def _stages(files: RunFiles) -> int:
+    """How many there are; of all layers those that were begun, for only the network knows how many it has."""
+    said = files.recipe.get("stages", 0)
+    return max((int(m.get("stage", 0)) for m in files.history), default=0) if said == "all" else int(said)
+
+
 def left_after(files: RunFiles, history: Sequence[dict[str, Any]]) -> Left | None:
     """Seconds of the epochs to come: those of a phase take what its last ones took; None before the first."""
     if not history:
@@ -144,7 +150,7 @@ def left_after(files: RunFiles, history: Sequence[dict[str, Any]]) -> Left | Non
     took: dict[str, list[float]] = {}
     for metrics in history:
         took.setdefault(str(metrics["phase"]), []).append(float(metrics["seconds"]))
-    at, seconds, least = int(history[-1]["epoch"]), 0.0, False
+    at, seconds, least = int(history[-1]["epoch"]), 0.0, files.recipe.get("stages") == "all"
     known = took[str(history[-1]["phase"])]
     for phase in phases(files):
         to_come = max(0, phase.ends - at)

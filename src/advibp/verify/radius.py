@@ -142,6 +142,7 @@ def radii(
             new = [i for i, want in zip(rows, expected, strict=True) if i not in known or not _fits(known[i], want)]
             picked = [i - start for i in new]
             for radius in _measure(net, x[picked], y[picked], new, provers, attack, seed) if new else []:
+                known.pop(radius["index"], None)  # the newest come last: they tell which network the file is about
                 known[radius["index"]] = Radius(**radius, **expected[radius["index"] - start])
             found += [known[i] for i in rows]
             if folder and new:

@@ -60,6 +60,7 @@ class RecordFile:
                 raise UserError(
                     f"{path} is damaged in line {number}: it holds no record; delete it to certify anew."
                 ) from None
+            file.records.pop((record.index, record.eps), None)
             file.records[record.index, record.eps] = record
         file._lines = whole.count(b"\n")
         file.compact(half_a_line=len(whole) < len(raw))
@@ -77,7 +78,9 @@ class RecordFile:
             out.writelines(_line(r) for r in records)
             out.flush()
             os.fsync(out.fileno())
-        self.records |= {(r.index, r.eps): r for r in records}
+        for r in records:  # the newest come last: they tell which network the file is about
+            self.records.pop((r.index, r.eps), None)
+            self.records[r.index, r.eps] = r
         self._lines += len(records)
 
 
@@ -154,10 +157,15 @@ class Certificate:
         ]
         return sorted(decided, key=lambda d: (place(d.by), VERDICTS.index(d.verdict)))
 
-    def asked(self, eps: float) -> list[str]:
-        """Who was asked for proofs, cheapest first."""
-        names = {name for r in self.records if r.eps == eps for name in r.provers.split()}
-        return sorted(names, key=place)
+    def asked(self, eps: float, also: Iterable[str] = ()) -> list[str]:
+        """Who was asked for proofs, cheapest first, and `also` these.
+
+        Not who was passed over about an image that a later one proved: nobody knows what it proves by itself.
+        """
+        names = {*also, *(name for r in self.records if r.eps == eps for name in r.provers.split())}
+        later = {(r.provers, place(r.by)) for r in self.records if r.eps == eps and r.verdict == "robust"}
+        passed = {name for provers, at in later for name in names - {*provers.split()} if place(name) < at}
+        return sorted(names - passed, key=place)
 
     def rows(self) -> list[list[str]]:
         """Header and one row per eps, as text."""

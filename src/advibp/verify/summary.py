@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from advibp.verify.attack import Attack
-from advibp.verify.records import Certificate
+from advibp.verify.records import Certificate, place
 
 
 def summary(
@@ -16,17 +16,26 @@ def summary(
     attack: Attack,
     by: Sequence[str],
     sample: int | None = None,
+    seed: int = 0,
+    budget: float | None = None,
     command: str = "",
     hardware: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The table of a certification with what made it; percent, as in the paper. `by`: who was asked, cheapest first."""
+    """The table of a certification with what made it; percent, as in the paper. `by`: who was asked now.
+
+    Records that stand from earlier name others too, whose proofs count.
+    """
     radii = certificate.eps
+    everyone = {name for eps in radii for name in certificate.asked(eps, by)}
+    known = [set(certificate.asked(eps, everyone)) for eps in radii]
     return {
         "command": command,
         "attack": str(attack),
-        "by": list(by),
+        "by": sorted(everyone.intersection(*known), key=place),
         "images": certificate.counts(radii[0]).total(),
         "sample": sample,  # None: all of them, or the first ones
+        "seed": seed,  # of the sample, and of the attack
+        "budget": budget,  # seconds an image; None: as much as it takes, or what a search has by default
         "percent": {
             f"{eps:g}": {name: round(100 * share, 2) for name, share in certificate.errors(eps).items()}
             for eps in radii

@@ -62,7 +62,8 @@ const entryName = (entry) => DATA.runs[entry.run].name + (entry.stage == null ? 
 const shownEntries = () => DATA.entries.filter((entry) => chosen.runs[entry.run]);
 const atChosen = (entry) => entry.at.find((at) => at.eps === DATA.eps[chosen.eps]?.eps);
 const best = (at) => at.verified.length ? Math.min(...at.verified.map(([, error]) => error)) : null;
-const gap = (at) => Math.max(0, best(at) - at.attack);
+// What is neither proved nor broken: a search may break what the attack did not.
+const gap = (at) => 100 * ((at.counts.unknown ?? 0) + (at.counts.timeout ?? 0)) / at.images;
 const epsSaid = () => DATA.eps[chosen.eps].said;
 function className(run, label) {
   const name = DATA.images.names[run]?.[label];

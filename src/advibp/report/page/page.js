@@ -75,7 +75,7 @@ const WORDS = [
   ["attack", "images that are wrong, or that an attack found a change for which makes them wrong: a lower bound"],
   ["proved", "no change of up to eps makes the image wrong, whatever the attack: a theorem, for this image"],
   ["IBP, CROWN, …", "verifiers, cheapest first; each error counts images that neither it nor one before it proved"],
-  ["gap", "percentage points between attack and the best proof: what nobody knows"],
+  ["gap", "images that are neither proved nor broken: what nobody knows"],
 ];
 
 const words = () => el("details", {}, el("summary", {}, "What the words mean"),

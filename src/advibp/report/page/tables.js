@@ -33,9 +33,12 @@ function sentence(at) {
   const [proved, broken, wrong] = [count("robust"), count("falsified"), count("misclassified", "error")];
   const open = at.images - proved - broken - wrong;
   const by = at.verified.map(([name]) => stageName(name));
+  const searched = at.flow.filter((one) => one.verdict === "falsified" && !["pgd", "apgd"].includes(one.by));
+  const later = searched.reduce((sum, one) => sum + one.images, 0);
   return el("p", { class: "sentence" },
     el("b", {}, `${whole(proved)} of ${whole(at.images)} test images are proved safe at eps ${epsSaid()} `),
-    `by ${listed(by)}. The attack broke ${whole(broken)}; ${whole(open)} ${open === 1 ? "is" : "are"} open; `,
+    `by ${listed(by)}. The attack broke ${whole(broken - later)}`,
+    later > 0 && `, and ${listed([...new Set(searched.map((one) => stageName(one.by)))])} ${whole(later)} more`, `; ${whole(open)} ${open === 1 ? "is" : "are"} open; `,
     `${whole(wrong)} ${wrong === 1 ? "is" : "are"} wrong without any change.`);
 }
 

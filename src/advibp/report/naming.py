@@ -1,0 +1,26 @@
+"""What runs are called where several are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from advibp.errors import UserError
+from advibp.report.reading import RunFiles
+
+
+def names_of(runs: Sequence[RunFiles]) -> list[str]:
+    """The folders' own names, or as much of their paths as tells them apart."""
+    paths = [run.path.resolve() for run in runs]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise UserError(f"{path} is given twice; name runs that differ.")
+    for parts in range(1, max((len(path.parts) for path in paths), default=0)):
+        names = ["/".join(path.parts[-parts:]) for path in paths]
+        if len(set(names)) == len(names):
+            return [printable(name) for name in names]
+    return [printable(str(path)) for path in paths]
+
+
+def printable(text: str) -> str:
+    """Nothing that moves a terminal's cursor or colours it."""
+    return "".join(c if c.isprintable() else "?" for c in text)
