@@ -57,7 +57,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = measured()
     for path in sorted((ROOT / "results").rglob("*")):
         place = path.relative_to(ROOT).as_posix()
-        if place.startswith("results/runs/"):  # whole folders of runs, for programs
+        if place.startswith("results/runs/") and place not in pages:  # whole folders of runs, for programs
             continue
         if path.suffix in (KEPT | {".md"}) and path.is_file():
             file = File.generated(config, place, abs_src_path=str(path))
