@@ -16,14 +16,8 @@ _METHODS = ("advibp", "fixed")
 _CLAIM = "9.1 to 31.9"
 
 
-def _radii(ask: Ask) -> tuple[float, ...]:
-    if ask.setting().data == "cifar10":
-        return ask.radii((8 / 255,), (8 / 255,))
-    return ask.radii((0.1, 0.2, 0.3, 0.4), (0.1, 0.2))
-
-
 def _wanted(ask: Ask) -> list[Wanted]:
-    setting, radii = ask.setting(), _radii(ask)
+    setting, radii = ask.setting(), ask.figure_radii()
     looks = [look(ask, radii, steps=200 if ask.scale == "paper" else 40)]
     changes: dict[str, Any] = ask.at_scale(tiny={}, fast={"epochs": 20, "ramp": "50%"}, paper={})
     return [
@@ -35,7 +29,7 @@ def _wanted(ask: Ask) -> list[Wanted]:
 
 
 def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
-    radii, rows, charts = _radii(ask), [], []
+    radii, rows, charts = ask.figure_radii(), [], []
     for net in ask.nets(_MODELS):
         of = {m: [one for one in measured if _of(one) == (net, m)] for m in ask.rules(_METHODS)}
         verified = {m: [[one.errors(eps).verified["ibp"] for one in of[m]] for eps in radii] for m in of}

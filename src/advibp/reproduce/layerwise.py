@@ -16,15 +16,8 @@ _STAGES = (0, 1, 2)
 _MODELS = ("dm-small", "dm-medium", "dm-large")
 
 
-def _radii(ask: Ask) -> tuple[float, ...]:
-    """Test radii; one training serves all."""
-    if ask.setting().data == "cifar10":
-        return ask.radii((8 / 255,), (8 / 255,))
-    return ask.radii((0.1, 0.2, 0.3, 0.4), (0.1, 0.2))
-
-
 def _wanted(ask: Ask) -> list[Wanted]:
-    setting, radii = ask.setting(), _radii(ask)
+    setting, radii = ask.setting(), ask.figure_radii()
     changes: dict[str, Any] = ask.at_scale(
         tiny={"stages": 2, "stage_epochs": 1}, fast={"epochs": 40, "stages": 2, "stage_epochs": 10}, paper={}
     )
@@ -38,7 +31,7 @@ def _wanted(ask: Ask) -> list[Wanted]:
 
 
 def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
-    radii, rows, charts = _radii(ask), [], []
+    radii, rows, charts = ask.figure_radii(), [], []
     for net, method in dict.fromkeys((one.wanted.recipe.net, one.wanted.recipe.method) for one in measured):
         runs = [o for o in measured if (o.wanted.recipe.net, o.wanted.recipe.method) == (net, method)]
         for eps in radii:

@@ -120,6 +120,12 @@ class Ask:
             found += near
         return tuple(dict.fromkeys(found)) or tuple(tiny if self.scale == "tiny" else table)
 
+    def figure_radii(self) -> tuple[float, ...]:
+        """Test radii of figures, where one training serves all."""
+        if self.setting() is CIFAR10:
+            return self.radii((8 / 255,), (8 / 255,))
+        return self.radii((0.1, 0.2, 0.3, 0.4), (0.1, 0.2))
+
     def rules(self, table: Sequence[str]) -> tuple[str, ...]:
         return self.methods or tuple(table)
 
