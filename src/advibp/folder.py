@@ -27,8 +27,8 @@ from advibp.version import __version__
 
 KEPT_CHECKPOINTS = 2
 
-# Where a run computes, not what it computes: these may differ when it is resumed.
-_WHERE = ("device", "threads", "at_once", "recompute", "data", "data_root", "published")
+#: Where a run computes, not what it computes: these may differ when it is resumed.
+WHERE = ("device", "threads", "at_once", "recompute", "data", "data_root", "published")
 # What comes after the epochs: it may be added to a run, also to a finished one, as long as it has not begun.
 _LATER = ("stages", "stage_epochs", "stage_lr", "stage_lr_milestones")
 
@@ -85,7 +85,7 @@ class RunFolder:
 
     def same_run(self, recipe: Recipe) -> None:
         """Refuse to resume with another recipe."""
-        self._agree(self.recipe().as_dict(), recipe, but=(*_WHERE, *_LATER))
+        self._agree(self.recipe().as_dict(), recipe, but=(*WHERE, *_LATER))
 
     def _agree(self, mine: dict[str, Any], recipe: Recipe, but: tuple[str, ...]) -> None:
         asked = recipe.as_dict()
@@ -132,7 +132,7 @@ class RunFolder:
                 continue
             # recipe.yaml may have been edited since.
             begun = facts["steps"] > training.course.main
-            self._agree(facts["recipe"], training.recipe, but=_WHERE if begun else (*_WHERE, *_LATER))
+            self._agree(facts["recipe"], training.recipe, but=WHERE if begun else (*WHERE, *_LATER))
             if facts["data"] != training.feed.fingerprint:
                 raise UserError(f"{self.path} was trained on other images than these; resume it with its own data.")
             checkpoint.load_weights(training.net, checkpoint.group("net", tensors), path)

@@ -18,14 +18,13 @@ from typing import Any
 from torch import nn
 
 from advibp import checkpoint
-from advibp import data as datasets
 from advibp.data import Data
 from advibp.display import Display, Silent
 from advibp.errors import UserError
 from advibp.estimate import SPANS, estimated_seconds, fitted
 from advibp.folder import RunFolder, hardware
+from advibp.loading import load_data
 from advibp.methods import Method
-from advibp.progress import Fetching
 from advibp.recipe import Recipe
 from advibp.runs import first_net, open_run, train
 from advibp.verify import Attack, Certificate, certify
@@ -166,15 +165,7 @@ class Loaded:
     def __call__(self, recipe: Recipe) -> Data:
         key = (recipe.data, recipe.limit, recipe.validation, recipe.size, recipe.data_root)
         if key not in self._known:
-            with Fetching() as fetching:
-                data = datasets.load(
-                    recipe.data,
-                    validation=recipe.validation,
-                    limit=recipe.limit,
-                    root=recipe.data_root,
-                    size=recipe.size,
-                    progress=fetching.progress,
-                )
+            data = load_data(recipe, recipe.data, recipe.limit)
             self._known = {key: data}  # one at a time, for memory's sake
         return self._known[key]
 

@@ -17,9 +17,10 @@ from torch import nn
 from advibp import checkpoint, images
 from advibp.cli.console import OUT, count, fraction, stage_of
 from advibp.cli.property import property_options, run_property
-from advibp.cli.sources import Test, load_data, own_net
+from advibp.cli.sources import Test, own_net
 from advibp.errors import UserError
 from advibp.folder import hardware
+from advibp.loading import load_data
 from advibp.progress import Counting
 from advibp.recipe import Recipe
 from advibp.runs import open_with_facts

@@ -12,8 +12,9 @@ from rich.markup import escape
 
 from advibp import checkpoint, onnx
 from advibp.cli.console import OUT, count, fraction, stage_of
-from advibp.cli.sources import load_data, own_net
+from advibp.cli.sources import own_net
 from advibp.errors import UserError
+from advibp.loading import load_data
 from advibp.progress import Counting
 from advibp.recipe import Recipe
 from advibp.runs import open_with_facts

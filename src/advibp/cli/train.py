@@ -10,10 +10,10 @@ from rich.markup import escape
 
 from advibp import nets
 from advibp.cli.console import OUT
-from advibp.cli.sources import load_data
 from advibp.display import Live
 from advibp.errors import UserError
 from advibp.folder import RunFolder
+from advibp.loading import load_data
 from advibp.methods import METHODS, Method, method_at
 from advibp.next_steps import how_to_certify
 from advibp.recipe import Recipe, read

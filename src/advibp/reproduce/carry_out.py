@@ -20,7 +20,7 @@ from advibp.data import Data
 from advibp.data.catalogue import ROWS
 from advibp.display import Display, Silent
 from advibp.errors import UserError
-from advibp.folder import RunFolder
+from advibp.folder import WHERE, RunFolder
 from advibp.recipe import Recipe
 from advibp.report.reading import Certification, Errors, RunFiles, read_run
 from advibp.reproduce.wanted import SETTINGS, Ask, Look, Wanted
@@ -29,8 +29,8 @@ from advibp.sweep import Loaded, examined, trained
 from advibp.training import resolve_device
 from advibp.verify.provers import in_order
 
-#: Where a run computes, not what it computes.
-_WHERE = ("device", "threads", "at_once", "recompute", "data_root", "published")
+#: What runs that are one and the same may differ in. A run may be resumed with its data elsewhere; here data tell runs.
+_WHERE = tuple(key for key in WHERE if key != "data")
 How = Literal["reuse", "certify", "copy", "continue", "train"]
 
 
@@ -39,9 +39,14 @@ class Measured:
     """A run that was wanted, and what its looks saw."""
 
     wanted: Wanted
-    run: RunFiles
+    path: Path
     looks: dict[str, Certification]  # by their folders
     how: How
+
+    @cached_property
+    def run(self) -> RunFiles:
+        """Read once, when all that is wanted of it has been measured."""
+        return read_run(self.path)
 
     def errors(self, eps: float, folder: str = "certify") -> Errors:
         """In percent. Radii are told apart as far as a summary tells them."""
@@ -107,8 +112,8 @@ class Work:
             return Found("continue", own.path, len(own.history()))
         return Found("train", own.path)
 
-    def measure(self, wanted: Wanted) -> Measured:
-        found = self.find(wanted)
+    def measure(self, wanted: Wanted, found: Found | None = None) -> Measured:
+        found = found or self.find(wanted)
         path = self.ask.out / wanted.name if found.how == "copy" else found.path
         if found.how == "copy":
             _copy(found.path, path)
@@ -118,7 +123,7 @@ class Work:
         for look in wanted.looks:
             seen = self._seen(path, look, wanted.recipe)
             looks[look.folder] = seen or self._look(path, look, wanted.recipe)
-        return Measured(wanted, read_run(path), looks, found.how)
+        return Measured(wanted, path, looks, found.how)
 
     @cached_property
     def _elsewhere(self) -> list[tuple[RunFolder, dict[str, Any]]]:
@@ -256,7 +261,7 @@ def check_kept(wanted: Sequence[Wanted], folder: Path) -> None:
 def keep(measured: Sequence[Measured], folder: Path) -> None:
     """Of each run what tables are made of: recipe, summaries and metrics, without weights and records."""
     for one in measured:
-        source, target = one.run.path, folder / one.wanted.name
+        source, target = one.path, folder / one.wanted.name
         names = ["recipe.yaml", "summary.json", "metrics.jsonl"]
         names += [str(file.relative_to(source)) for file in sorted(source.glob("certify*/summary.json"))]
         for name in names:

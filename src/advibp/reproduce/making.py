@@ -10,7 +10,7 @@ from pathlib import Path
 from advibp import checkpoint
 from advibp.folder import hardware
 from advibp.report.html import write_page
-from advibp.report.reading import RunFiles, read_run
+from advibp.report.reading import RunFiles
 from advibp.report.sections import ChartSection, Section, TableSection
 from advibp.report.tables import as_csv, latex, markdown
 from advibp.reproduce import figure
@@ -39,16 +39,17 @@ def make(name: str, work: Work, *, kept: Path | None = None) -> Made:
     for number, one in enumerate(wanted, 1):
         key = (one.name, one.looks)
         if key not in known:
-            work.tell(f"{number} of {len(wanted)}: {one.name} ({work.find(one).says})")
-            known[key] = work.measure(one)
+            found = work.find(one)
+            work.tell(f"{number} of {len(wanted)}: {one.name} ({found.says})")
+            known[key] = work.measure(one, found)
     measured = [known[one.name, one.looks] for one in wanted]
     if not wanted:
         work.tell(f"{name} trains nothing; computing")
     sections = [dataclasses.replace(s, command=ask.command) for s in plan.sections(ask, measured)]
     if kept is not None:
         keep(list(known.values()), kept)
-    runs = {one.run.path: one.run for one in measured}
-    return _write(ask.out / name, name, sections, measured, [read_run(path) for path in runs])
+    runs = {one.path: one.run for one in measured}
+    return _write(ask.out / name, name, sections, measured, list(runs.values()))
 
 
 def _write(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from advibp.report.sections import ChartSection, Section, Series, TableSection
 from advibp.reproduce import bias
@@ -81,17 +82,15 @@ def _first(steps: tuple[int, ...], repetitions: int) -> list[Section]:
             "noise.",
         ],
     )
-    chart = ChartSection(
-        title="Theorem 1",
-        x="T",
-        y="mean squared gradient norm",
-        log=True,
-        series=[
-            Series(name=name, x=[str(t) for t in steps], y=[point[k] for point in curve])
-            for k, name in enumerate(("measured", "by Algorithm 1", "bound"))
-        ],
-    )
-    return [table, chart]
+    return [table, _chart("Theorem 1", steps, curve, ("measured", "by Algorithm 1", "bound"))]
+
+
+def _chart(title: str, steps: Sequence[int], curve: Sequence[tuple[float, ...]], names: Sequence[str]) -> ChartSection:
+    """Over T; of every point of the curve a number for each name."""
+    series = [
+        Series(name=name, x=[str(t) for t in steps], y=[point[k] for point in curve]) for k, name in enumerate(names)
+    ]
+    return ChartSection(title=title, x="T", y="mean squared gradient norm", log=True, series=series)
 
 
 def _second(steps: tuple[int, ...], repetitions: int) -> list[Section]:
@@ -135,17 +134,7 @@ def _second(steps: tuple[int, ...], repetitions: int) -> list[Section]:
             "gradients have a scale.",
         ],
     )
-    chart = ChartSection(
-        title="Theorem 2",
-        x="T",
-        y="mean squared gradient norm",
-        log=True,
-        series=[
-            Series(name=name, x=[str(t) for t in steps], y=[point[k] for point in curve])
-            for k, name in enumerate(("measured", "bound", "with a mean"))
-        ],
-    )
-    return [table, chart]
+    return [table, _chart("Theorem 2", steps, curve, ("measured", "bound", "with a mean"))]
 
 
 def _conflict_row(name: str, problem: Conflict, t: int, path: Path) -> list[str]:

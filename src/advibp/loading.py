@@ -1,0 +1,19 @@
+"""The data that a recipe asks for, told while it is fetched."""
+
+from __future__ import annotations
+
+from advibp import data as datasets
+from advibp.progress import Fetching
+from advibp.recipe import Recipe
+
+
+def load_data(recipe: Recipe, source: str, limit: int | None, root: str | None = None) -> datasets.Data:
+    with Fetching() as fetching:
+        return datasets.load(
+            source,
+            validation=recipe.validation,
+            limit=limit,
+            root=root or recipe.data_root,
+            size=recipe.size,
+            progress=fetching.progress,
+        )
