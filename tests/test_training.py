@@ -455,6 +455,21 @@ def test_automatic_c_max_is_the_fosc_of_the_warmed_up_network(scale: str, monkey
     assert values.pop() == pytest.approx(want, rel=1e-5)
 
 
+@pytest.mark.parametrize("fosc_set", ["clipped", "ball"])
+def test_the_set_of_fosc_is_the_clipped_ball_or_the_one_the_paper_prints(fosc_set: str) -> None:
+    """The printed FOSC is eps |g|_1 - <x_adv - x, g>, without the clipping to [0, 1]."""
+    inputs = begin(fosc_set=fosc_set, **JOINT_AT_ONCE).stages.inputs(torch.rand(4, 1, 28, 28), 0.3)
+    generator = torch.Generator().manual_seed(0)
+    x_adv = (inputs.x + 0.3 * (2 * torch.rand(inputs.x.shape, generator=generator) - 1)).clamp(0, 1)
+    g = torch.randn(inputs.x.shape, generator=generator)
+    printed = (0.3 * g.abs().flatten(1).sum(1) - ((x_adv - inputs.x) * g).flatten(1).sum(1)).mean() * 4
+    ours = inputs.fosc(x_adv, g)
+    if fosc_set == "ball":
+        torch.testing.assert_close(ours, printed)
+    else:
+        assert ours < printed
+
+
 # The caller's world
 
 

@@ -24,7 +24,7 @@ MARK = re.compile(r"^<!-- table: ([\w ]+) -->$", re.MULTILINE)
 GROUPS: dict[str, str] = {
     "What is trained": "data net method eps seed",
     "How long, and when": "epochs warmup_natural warmup_adversarial warmup_adversarial_ramp ramp ramp_shape",
-    "The weights of two losses": "weighting kappa beta1 beta2 scope c_max c_extra c_decay fosc_scale",
+    "The weights of two losses": "weighting kappa beta1 beta2 scope c_max c_extra c_decay fosc_scale fosc_set",
     "What single methods read": "attack_steps beta domain symbols regulariser projections",
     "The optimiser": "batch_size lr lr_shape lr_milestones lr_factor clip l1 max_loss",
     "Layer-wise stages": "stages stage_epochs stage_lr stage_lr_milestones",

@@ -30,19 +30,23 @@ class Inputs:
     x: Tensor
     eps: float | Tensor
     within: Range = PIXELS
+    fosc_within: Range = PIXELS
 
     def fosc(self, point: Tensor, gradient: Tensor) -> Tensor:
-        """Mean FOSC of the batch, each sample in the scale of its own loss."""
-        ends = attacks.feasible(self.x, self.eps, self.within)
+        """Mean FOSC of the batch, each sample in the scale of its own loss, over the ball within `fosc_within`."""
+        ends = attacks.feasible(self.x, self.eps, self.fosc_within)
         return attacks.fosc(point.detach(), gradient, *ends).mean() * len(self.x)
 
 
 class Stages:
     """A network, the stage it is in, and how it is cut there."""
 
-    def __init__(self, net: nn.Module, projections: int | None = None) -> None:
-        """projections: what a latent set is, a zonotope that so many of them estimate; None: a box."""
-        self.net, self.stage, self.projections = net, 0, projections
+    def __init__(self, net: nn.Module, projections: int | None = None, fosc_within: Range = PIXELS) -> None:
+        """projections: what a latent set is, a zonotope that so many of them estimate; None: a box.
+
+        fosc_within: the range of pixels that FOSC's set is clipped to; None for the ball as the paper prints it.
+        """
+        self.net, self.stage, self.projections, self.fosc_within = net, 0, projections, fosc_within
         # Every layer is trained in the mode it comes in: one that is given in evaluation mode stays frozen in it.
         self.modes = [(module, module.training) for module in net.modules()]
         self._cuts: dict[int, Cut] = {}  # by batch size, as a recorded network serves one
@@ -80,17 +84,17 @@ class Stages:
     def inputs(self, x: Tensor, eps: float) -> Inputs:
         """What is trained, and the set it is trained on: images, or the latent box that they become."""
         if not self.stage:
-            return Inputs(self.net, x, eps)
+            return Inputs(self.net, x, eps, fosc_within=self.fosc_within)
         return self._latent(self.cut(x), Box.ball(x, eps))
 
     def _latent(self, cut: Cut, box: Box) -> Inputs:
         with torch.no_grad(), batchnorm.Population():
             if self.projections is None:
                 latent = cut.before(box)
-                return Inputs(cut.after, latent.center, latent.radius, None)
+                return Inputs(cut.after, latent.center, latent.radius, None, None)
             zonotope = LatentZonotope(cut.before, cut.after, box, projections=self.projections)
         # A point of it is given by its noise, so the set that is attacked is the noise's.
-        return Inputs(zonotope, box.center.new_zeros(len(box), zonotope.symbols), 1.0, None)
+        return Inputs(zonotope, box.center.new_zeros(len(box), zonotope.symbols), 1.0, None, None)
 
     def latent(self, stages: int, x: Tensor, eps: float) -> Iterator[Inputs]:
         """What so many stages will be trained on, to find out before whether that can be."""

@@ -20,7 +20,7 @@ from advibp.errors import UserError
 from advibp.feed import Feed
 from advibp.means import Step
 from advibp.methods import METHODS, WEIGHTINGS, Method
-from advibp.objectives import Now, Objective, Settings, cost_of
+from advibp.objectives import PIXELS, Now, Objective, Settings, cost_of
 from advibp.passes import Passes
 from advibp.randomness import mix, seed_everything
 from advibp.recipe import Recipe
@@ -62,7 +62,8 @@ class Training:
             projections=recipe.projections,
         )
         projections = recipe.projections if self.method.latent == "zonotope" else None
-        self.stages = Stages(self.net, projections)
+        fosc_within = PIXELS if recipe.fosc_set == "clipped" else None
+        self.stages = Stages(self.net, projections, fosc_within)
         self.timeline = recipe.timeline()
         self.feed = Feed(self.data, recipe, self.device)
         self.batch_size, self.steps_per_epoch = self.feed.batch_size, self.feed.steps_per_epoch
