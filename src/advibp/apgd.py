@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from advibp.attacks import Attacked, Net, Range, ascend, attack_loss, feasible, uniform_start
+from advibp.attacks import Attacked, Net, Range, ascend, attack_loss, inner_ball, uniform_start, wrong_by
 from advibp.errors import UserError
 
 Loss = Literal["margin", "ce", "dlr"]
@@ -123,6 +123,7 @@ def apgd(
     stop_on_success: bool = True,
     within: Range = (0.0, 1.0),
     generators: Sequence[torch.Generator] | None = None,
+    by: float = 0.0,
 ) -> Attacked:
     """Auto-PGD on x (B, ...), y (B,); like `attacks.pgd`, it returns a misclassified iterate of every broken image.
 
@@ -131,7 +132,7 @@ def apgd(
     """
     best, broken = x.clone(), torch.zeros(len(x), dtype=torch.bool, device=x.device)
     highest = torch.full((len(x),), -torch.inf, device=x.device, dtype=x.dtype)
-    lower, upper = feasible(x, eps, within)
+    lower, upper = inner_ball(x, eps, within)
     reach = torch.as_tensor(eps, dtype=x.dtype, device=x.device).expand_as(x)
     turns, likely = checkpoints(steps), y[:, None]
     for restart in range(restarts):
@@ -151,7 +152,7 @@ def apgd(
                 likely = logits.scatter(1, y[:, None], -torch.inf).argsort(1, descending=True)
             # A point at which the network overflows is no counterexample, and nowhere to go back to.
             finite = logits.isfinite().all(1)
-            wrong = (logits.argmax(1) != at.label) & finite
+            wrong = wrong_by(logits, at.label, by)
             value = climb_loss(logits, at.label, loss=loss).where(finite, -torch.inf)
             # A misclassified point always beats a correctly classified one, whatever their losses.
             better = (wrong & ~broken[at.rows]) | ((wrong == broken[at.rows]) & (value > highest[at.rows]))

@@ -28,6 +28,26 @@ def feasible(x: Tensor, eps: Tensor | float, within: Range = (0.0, 1.0)) -> tupl
     return (lower, upper) if within is None else (lower.clamp_(min=within[0]), upper.clamp_(max=within[1]))
 
 
+def inner_ball(x: Tensor, eps: Tensor | float, within: Range = (0.0, 1.0)) -> tuple[Tensor, Tensor]:
+    """The smallest and largest numbers of x's type that lie in the feasible set of real numbers, in the shape of x.
+
+    The ends of `feasible` may lie outside of it by their rounding. A counterexample must not.
+    """
+    wide, radius = x.double(), eps.double() if isinstance(eps, Tensor) else eps
+    up = torch.full_like(wide, torch.inf)
+    # One number further in than the rounded end; x itself always lies in the ball.
+    lower = torch.minimum((wide - radius).nextafter(up), wide)
+    upper = torch.maximum((wide + radius).nextafter(-up), wide)
+    if within is not None:
+        lower, upper = lower.clamp(min=within[0]), upper.clamp(max=within[1])
+    ends = lower.to(x.dtype), upper.to(x.dtype)
+    away = torch.full_like(x, torch.inf)
+    return (
+        torch.where(ends[0].double() < lower, ends[0].nextafter(away), ends[0]),
+        torch.where(ends[1].double() > upper, ends[1].nextafter(-away), ends[1]),
+    )
+
+
 def attack_loss(logits: Tensor, y: Tensor, loss: LossName) -> Tensor:
     """Loss of each sample (B,), large where the attack is near success: cross-entropy, or max_k z_k - z_y."""
     if loss == "ce":
@@ -125,16 +145,18 @@ def pgd(
     stop_on_success: bool = True,
     within: Range = (0.0, 1.0),
     generators: Sequence[torch.Generator] | None = None,
+    by: float = 0.0,
 ) -> Attacked:
-    """Projected gradient descent, each step `step` * eps long.
+    """Projected gradient descent, each step `step` * eps long. Every iterate lies in the ball of real numbers.
 
     An image counts as broken if any iterate is misclassified, and that iterate is the one returned. With
     `stop_on_success` broken images leave the batch; without it their search goes on to a higher loss. With
-    `generators`, one per image, an image's random starts do not depend on the rest of its batch.
+    `generators`, one per image, an image's random starts do not depend on the rest of its batch. `by`: how much larger
+    than the label's another logit must be.
     """
     best, broken = x.clone(), torch.zeros(len(x), dtype=torch.bool, device=x.device)
     highest = torch.full((len(x),), -torch.inf, device=x.device, dtype=x.dtype)
-    lower, upper = feasible(x, eps, within)
+    lower, upper = inner_ball(x, eps, within)
     reach = torch.as_tensor(eps, dtype=x.dtype, device=x.device).expand_as(x)
     for _ in range(restarts):
         rows = torch.nonzero(~broken).flatten() if stop_on_success else torch.arange(len(x), device=x.device)
@@ -147,8 +169,7 @@ def pgd(
             objective = partial(attack_loss, y=label, loss=loss)
             # The last iterate is only looked at; every other one costs a single forward and backward.
             sign, logits = ascend(net, now, objective) if k < steps else (None, net(now))
-            # A point at which the network overflows is no counterexample.
-            wrong = (logits.argmax(1) != label) & logits.isfinite().all(1)
+            wrong = wrong_by(logits, label, by)
             value = objective(logits)
             # A misclassified point always beats a correctly classified one, whatever their losses.
             better = (wrong & ~broken[rows]) | ((wrong == broken[rows]) & (value > highest[rows]))
@@ -161,6 +182,11 @@ def pgd(
                 keep = ~wrong
                 rows, now, lo, up, far, label = (t[keep] for t in (rows, now, lo, up, far, label))
     return Attacked(best, broken)
+
+
+def wrong_by(logits: Tensor, y: Tensor, by: float | Tensor = 0.0) -> Tensor:
+    """Which images (B,) another class wins by more than `by`. A tie is no counterexample, and neither is an overflow."""
+    return (attack_loss(logits, y, "margin") > by) & logits.isfinite().all(1)
 
 
 def fosc(x_adv: Tensor, gradient: Tensor, lower: Tensor, upper: Tensor) -> Tensor:

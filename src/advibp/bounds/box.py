@@ -134,6 +134,12 @@ class Box(Domain):
         """The upper bound."""
         return self.center + self.radius
 
+    def remember(self, input: Box, weight: Tensor, bias: Tensor | None) -> None:
+        """Note the linear layer that made this box, so that margins can elide it."""
+        # A copy of the input box (not of its tensors), which an in-place operation may change later.
+        self._last = LastLayer(Box._of(input.center, input.radius), weight, bias, version_of(weight))
+        self.elided = True
+
     @property
     def last(self) -> LastLayer | None:
         """The linear layer that made this box (B, K); None when something else did."""
@@ -169,7 +175,7 @@ class Box(Domain):
         if self._last.version != version_of(weight):
             raise UserError("the last layer's weights have changed since this Box was made; run the network again.")
         with exactly(self.device.type):
-            return center, _margin_radius(weight, self._last.input.radius, y)
+            return center, margin_radius(weight, self._last.input.radius, y)
 
     @property
     def requires_grad(self) -> bool:
@@ -188,7 +194,7 @@ def _between(lower: Tensor, upper: Tensor) -> Box:
     return Box._of(center, upper - center)
 
 
-def _margin_radius(weight: Tensor, radius: Tensor, y: Tensor) -> Tensor:
+def margin_radius(weight: Tensor, radius: Tensor, y: Tensor) -> Tensor:
     """sum_j |W_yj - W_kj| r_j as (B, K), from W (K, J), r (B, J), y (B,).
 
     With few classes it is several times faster to take all K^2 differences through one matrix product and then pick

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from advibp.bounds.box import RULES, Box, LastLayer, Operand, _between, version_of
+from advibp.bounds.box import RULES, Box, Operand, _between
 from advibp.bounds.dispatch import Func, name_of, unsupported
 
 rule, unary = RULES.rule, RULES.unary
@@ -48,9 +48,7 @@ def linear(func: Func, input: Box, weight: Tensor, bias: Tensor | None = None) -
     """Affine; the output remembers its layer, so that margins can elide it."""
     output = affine(func, input, weight, bias)
     if output.ndim == 2:
-        # A copy of the input box (not of its tensors), which an in-place operation may change later.
-        output._last = LastLayer(Box._of(input.center, input.radius), weight, bias, version_of(weight))
-        output.elided = True
+        output.remember(input, weight, bias)
     return output
 
 

@@ -23,11 +23,18 @@ MOST_NUMBERS = 2**28
 
 @dataclass(frozen=True)
 class Linear:
-    """Functions x . inputs + v . kinks + constants of the input x (N,) and of the outputs v (V,) of kinks."""
+    """Functions x . inputs + v . kinks + constants of the input x (N,) and of the outputs v (V,) of kinks.
+
+    What the network computes differs from them by at most `slack`, its rounding errors; 0 in real arithmetic.
+    """
 
     inputs: Tensor  # (R, N)
     kinks: Tensor  # (R, V)
     constants: Tensor  # (R,)
+    slack: Tensor  # (R,)
+
+    def __neg__(self) -> Linear:
+        return Linear(-self.inputs, -self.kinks, -self.constants, self.slack)
 
 
 @dataclass(frozen=True)
@@ -110,10 +117,13 @@ class Kinks:
     def linear(self, index: int, a: Tensor, offsets: Tensor | float = 0.0) -> Linear:
         """Rows of A (R, ...) at the value of a node, plus offsets (R,)."""
         parts = [self._linear(index, part) for part in a.split(self.bounds.at_once)]
-        inputs, kinks, constants = (torch.cat(same) for same in zip(*parts, strict=True))
-        return Linear(inputs, kinks, constants + offsets)
+        inputs, kinks, constants, slack = (torch.cat(same) for same in zip(*parts, strict=True))
+        constants = constants + offsets
+        if self.bounds.rounding is not None:
+            slack = slack + 2.0**-50 * constants.abs()
+        return Linear(inputs, kinks, constants, slack)
 
-    def _linear(self, index: int, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _linear(self, index: int, a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         kinks = a.new_zeros(len(a), self.count)
 
         def through(number: int, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,8 +131,8 @@ class Kinks:
             return self._straight(number, rows), rows.new_zeros(len(rows))
 
         with exactly(a.device.type):
-            inputs, constants = self.bounds.take_back(index, a, through)
-        return inputs.flatten(1), kinks, constants
+            back = self.bounds.take_back(index, a, through)
+        return back.a.flatten(1), kinks, back.constant, back.lost + 2.0**-45 * back.size
 
     def _straight(self, number: int, rows: Tensor) -> Tensor:
         """Through what is decided, and nothing of what is a kink."""

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from advibp.bounds.dispatch import Func, spellings, unsupported
+from advibp.bounds.rounding import Rounding
 
 
 class Lines(NamedTuple):
@@ -123,6 +124,12 @@ class Windows(NamedTuple):
         """The same for rows, of which each belongs to an image."""
         return self._replace(pick=self.pick[images], certain=self.certain[images], ceiling=self.ceiling[images])
 
+    def largest(self, x: Tensor) -> Tensor:
+        """The largest element of each window (B, C, ...) of x (B, C, H, W), which is not negative."""
+        padding = self.fold["padding"]
+        fold = {name: value for name, value in self.fold.items() if name != "padding"}
+        return F.max_pool2d(x, **fold, padding=padding)
+
     def spread(self, a: Tensor) -> Tensor:
         """Per window and input (R, C, n, L) -> per input (R, C, H, W), added up where windows overlap."""
         rows, channels, _, _ = a.shape
@@ -158,3 +165,27 @@ def max_pool2d(
 
 
 POOLS = frozenset(spellings("max_pool2d"))
+
+
+def widened(lines: Lines | Windows, lower: Tensor, upper: Tensor, rounding: Rounding) -> tuple[Lines | Windows, Tensor]:
+    """Lines that hold in spite of the rounding of their own slopes and shifts, and the error of a way back through them.
+
+    A slope is off by a few w, which moves a line by that times the size of x; the shifts make up for it. On the way
+    back, coefficients are multiplied by slopes (4 roundings) and shifts are added up, both with errors that are
+    multiples of the coefficients' sizes: the second result (B, ...), for each output of the activation.
+    """
+    w, sizes = rounding.w, torch.maximum(lower.abs(), upper.abs())
+    if isinstance(lines, Windows):
+        terms = max(2 * lines.pick.shape[2], lines.ceiling[0].numel())
+        return lines, lines.largest(sizes) * (2 * rounding.own_sum(terms)) + rounding.tiny
+    steep = 1 + lines.low_slope.abs() + lines.up_slope.abs()
+    if lines.low_shift is None:  # of slope 1 or less, through 0
+        moved = torch.where(lines.free, 32 * w * sizes, 0.0) if lines.free is not None else 32 * w * sizes
+        lines = lines._replace(up_shift=lines.up_shift + moved)
+        shifts = lines.up_shift.abs()
+    else:
+        moved = 256 * w * (1 + steep * sizes + lines.low_shift.abs() + lines.up_shift.abs())
+        lines = lines._replace(low_shift=lines.low_shift - moved, up_shift=lines.up_shift + moved)
+        shifts = lines.low_shift.abs() + lines.up_shift.abs()  # type: ignore[union-attr]
+    error = 32 * w * steep * sizes + rounding.own_sum(lower[0].numel()) * shifts
+    return lines, error + rounding.tiny

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -47,6 +48,24 @@ class Parts(NamedTuple):
         return Parts.join([self._replace(signs=self.signs.scatter(1, kinks.unsqueeze(1), sign)) for sign in (1, -1)])
 
 
+class _Block(NamedTuple):
+    """The kinks of an activation, what enters them as rows of columns before them, and what rounding adds.
+
+    Attributes:
+        columns: of its K kinks.
+        matrix: (K, M) of what enters them.
+        slack: (K,) by how much that is off.
+        lines: (K,) error of the lines, for coefficients of the kinks' outputs.
+        sums: (M,) error of a sum of coefficients, for those of the columns before.
+    """
+
+    columns: slice
+    matrix: Tensor
+    slack: Tensor
+    lines: Tensor
+    sums: Tensor
+
+
 class Back(NamedTuple):
     """Lower bounds (D,), and the coefficients that arrived at the input (D, N) and at the outputs of kinks (D, V)."""
 
@@ -65,11 +84,16 @@ class SplitBounds:
         """functions: of each the rows whose largest is bounded."""
         box = kinks.bounds.box
         self._center, self._radius = box.center.flatten(), box.radius.flatten()
+        #: Unit roundoff of these bounds; 0 in real arithmetic, which ignores rounding.
+        self._unit = 0.0 if kinks.bounds.rounding is None else kinks.bounds.rounding.w
+        self._sizes = torch.cat([self._center.abs() + self._radius, self._center.new_ones(1)])  # of the columns so far
+        self._reach = self._radius + 2 * len(self._center) * self._unit * self._sizes[:-1]
+        functions = [replace(f, constants=f.constants - f.slack) for f in functions]
         most = max(len(f.constants) for f in functions)
         self._functions = torch.stack([F.pad(_joined(f), (0, 0, 0, most - len(f.constants))) for f in functions])
         rows = torch.tensor([len(f.constants) for f in functions], device=self._center.device)
         self._present = torch.arange(most, device=rows.device) < rows.unsqueeze(1)  # (F, R)
-        self._blocks: list[tuple[slice, Tensor]] = []  # the kinks of an activation, and what enters them
+        self._blocks: list[_Block] = []
         lines = [self._add(kinks, number, found) for number, found in kinks.of.items() if len(found.outputs)]
         none = (self._center.new_zeros(0),) * 5
         self._off, self._up_slope, self._up_shift, self._lower, self._upper = (
@@ -91,8 +115,26 @@ class SplitBounds:
             shift = torch.stack([upper.max() for upper in found.upper])
             chord = off = torch.zeros_like(shift)
             ends = (torch.full_like(shift, math.inf),) * 2
-        matrix = _joined(kinks.elements(found.entering, elements))[:, : len(self._center) + 1 + columns.start]
-        self._blocks.append((columns, matrix))
+        entering = kinks.elements(found.entering, elements)
+        matrix = _joined(entering)[:, : len(self._center) + 1 + columns.start]
+        if isinstance(found, Bends):
+            sizes = torch.maximum(found.lower.abs(), found.upper.abs())
+        else:
+            ends_of = zip(found.lower, found.upper, strict=True)
+            sizes = torch.stack([torch.maximum(a.abs(), b.abs()).max() for a, b in ends_of])
+        # As in `relaxation.widened`: what the lines and a way back through them round.
+        shift = shift + 32 * self._unit * sizes
+        own = 2 * (len(sizes) + matrix.shape[1]) * self._unit
+        self._blocks.append(
+            _Block(
+                columns,
+                matrix,
+                entering.slack + own * (matrix.abs() @ self._sizes),
+                64 * self._unit * sizes + own * shift.abs(),
+                own * self._sizes,
+            )
+        )
+        self._sizes = torch.cat([self._sizes, sizes])
         return off, chord, shift, *ends
 
     def whole(self) -> Parts:
@@ -131,19 +173,29 @@ class SplitBounds:
         return least, (1 - self._off) * ~decided, up, self._up_shift * ~decided
 
     def _back(self, a: Tensor, decided: tuple[Tensor, ...], parts: Parts) -> Back:
-        constant, arrived = a.new_zeros(len(a)), []
+        constant, arrived, rounds = a.new_zeros(len(a)), [], self._unit > 0
         least, more, up, shift = decided
         slopes, added = least + more * parts.slopes, parts.signs * parts.multipliers
         first = len(self._center) + 1
-        for columns, matrix in reversed(self._blocks):
+        lost = constant
+        if rounds and self._functions.shape[1] > 1:  # a mean of rows was computed
+            sizes = (self._functions.abs() @ self._sizes).amax(1)[parts.which]
+            lost = 4 * self._functions.shape[1] * self._unit * sizes
+        for columns, matrix, slack, of_lines, of_sums in reversed(self._blocks):
             a, after = a[:, : first + columns.start], a[:, first + columns.start :]
             own = Lines(slopes[:, None, columns], None, up[:, None, columns], shift[:, None, columns])
             before, constants = through_lines(own, after.unsqueeze(1))
-            a = torch.addmm(a, before.squeeze(1) - added[:, columns], matrix)
+            coefficients = before.squeeze(1) - added[:, columns]
+            if rounds:
+                lost = lost + coefficients.abs() @ slack + after.abs() @ of_lines + a.abs() @ of_sums
+            a = torch.addmm(a, coefficients, matrix)
             constant = constant + constants.squeeze(1)
             arrived.append(after)
         inputs = a[:, :-1]
-        lower = constant + a[:, -1] + inputs @ self._center - inputs.abs() @ self._radius
+        middle, spread = inputs @ self._center, inputs.abs() @ self._reach
+        lower = constant + a[:, -1] + middle - spread
+        if rounds:
+            lower = lower - 1.001 * lost - 2.0**-45 * (constant.abs() + a[:, -1].abs() + middle.abs() + spread)
         return Back(lower, inputs, torch.cat([a[:, :0], *reversed(arrived)], 1))
 
     def losses(self, parts: Parts, arrived: Tensor) -> Tensor:
@@ -181,7 +233,7 @@ class SplitBounds:
     def _units(self, arrived: Tensor) -> Tensor:
         """What multipliers are counted in: a share of the coefficients that arrive at the same activation. Otherwise
         steps that suit slopes would be too long for some networks, and too short for others."""
-        means = [arrived[:, columns].abs().mean(1, keepdim=True).expand(-1, len(m)) for columns, m in self._blocks]
+        means = [arrived[:, columns].abs().mean(1, keepdim=True).expand(-1, len(m)) for columns, m, *_ in self._blocks]
         return 0.2 * torch.cat([arrived[:, :0], *means], 1).clamp(min=1e-6)
 
 

@@ -32,21 +32,22 @@ _CONV2D = frozenset(spellings("conv2d"))
 
 
 def is_affine(node: Node) -> bool:
-    return node.func is operator.getitem or _rule(node) in _AFFINE_RULES
+    return node.func is operator.getitem or rule_of(node) in _AFFINE_RULES
 
 
 def mixes(node: Node) -> bool:
     """Whether an element of the result may depend on several of the input: after two such, boxes are not exact."""
-    return _rule(node) in _MIXING_RULES or not is_affine(node)
+    return rule_of(node) in _MIXING_RULES or not is_affine(node)
 
 
-def _rule(node: Node) -> str:
+def rule_of(node: Node) -> str:
+    """The name of Box's rule for a node's operation."""
     return getattr(RULES.get(node.func), "__name__", "") if node.func else ""
 
 
-def take_back(node: Node, a: Any, shape: torch.Size | None) -> tuple[Tensor, Tensor] | None:
+def take_back(node: Node, a: Any, shape: torch.Size | None, precise: bool = False) -> tuple[Tensor, Tensor] | None:
     """A (R, ...) at the value of `node` -> A at the one value it used, of this shape (R, ...), and the constants A c
-    (R,). None for what is no common layer: `Rows` do that."""
+    (R,), `precise` in double precision. None for what is no common layer: `Rows` do that."""
     if len(node.refs) != 1 or shape is None or not isinstance(a, Tensor):
         return None
     if node.func in _RESHAPING:
@@ -55,18 +56,19 @@ def take_back(node: Node, a: Any, shape: torch.Size | None) -> tuple[Tensor, Ten
         return None
     if node.func is F.linear and not node.kwargs:
         weight, bias = node.args[1], node.args[2] if len(node.args) > 2 else None
-        return a @ weight, _constants(a.movedim(-1, 1), bias)
-    return _conv2d(node, a, shape) if node.func in _CONV2D else None
+        return a @ weight, _constants(a.movedim(-1, 1), bias, precise)
+    return _conv2d(node, a, shape, precise) if node.func in _CONV2D else None
 
 
-def _constants(a: Tensor, bias: Tensor | None) -> Tensor:
+def _constants(a: Tensor, bias: Tensor | None, precise: bool) -> Tensor:
     """A c (R,) for A (R, C, ...) and one number per channel (C,)."""
     if bias is None:
         return a.new_zeros(len(a))
-    return (a if a.dim() == 2 else a.flatten(2).sum(2)) @ bias
+    dtype = torch.float64 if precise else a.dtype
+    return (a.to(dtype) if a.dim() == 2 else a.flatten(2).sum(2, dtype=dtype)) @ bias.to(dtype)
 
 
-def _conv2d(node: Node, a: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor] | None:
+def _conv2d(node: Node, a: Tensor, shape: torch.Size, precise: bool) -> tuple[Tensor, Tensor] | None:
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     weight, bias, padding = given["weight"], given.get("bias"), given.get("padding", 0)
@@ -79,7 +81,7 @@ def _conv2d(node: Node, a: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor] |
         for d in (0, 1)
     ]
     back = F.conv_transpose2d(a, weight, None, stride, padding, missing, given.get("groups", 1), dilation)
-    return back, _constants(a, bias)
+    return back, _constants(a, bias, precise)
 
 
 def _pair(value: Any) -> tuple[int, int]:
@@ -110,14 +112,14 @@ class Rows:
         self._rows, self._images = rows, len(x)
         self._checked: set[int] = set()
 
-    def take_back(self, number: int, a: Any) -> tuple[dict[int, Any], Tensor]:
+    def take_back(self, number: int, a: Any, precise: bool = False) -> tuple[dict[int, Any], Tensor]:
         """A at the value of a node -> A at each value it used, and the constants A c (R,)."""
         if number not in self._checked:
             self._check(number)
             self._checked.add(number)
         node = self._own.nodes[number]
         inputs = {i: self._inputs[i] for i in node.refs if i in self._inputs}
-        return take_back_by_autograd(node, a, inputs, self._own_constants)
+        return take_back_by_autograd(node, a, inputs, self._own_constants, precise)
 
     @torch.no_grad()
     def _check(self, number: int) -> None:
@@ -144,7 +146,7 @@ class Rows:
 
 
 def take_back_by_autograd(
-    node: Node, a: Any, inputs: dict[int, Any], constants: dict[int, Any]
+    node: Node, a: Any, inputs: dict[int, Any], constants: dict[int, Any], precise: bool = False
 ) -> tuple[dict[int, Any], Tensor]:
     """`take_back` for any affine operation: its backward pass, at zero, where its value is c.
 
@@ -158,9 +160,10 @@ def take_back_by_autograd(
         offset = replace(node, gradient=True).run({**constants, **map_leaves(moving, torch.clone)})
     wanted, outputs, rows = list(leaves_of(moving)), list(leaves_of(offset)), list(leaves_of(a))
     back = iter(torch.autograd.grad(outputs, wanted, rows, create_graph=further, materialize_grads=True))
-    constant = sum(
-        (r * (c if further else c.detach())).reshape(len(r), -1).sum(1) for r, c in zip(rows, outputs, strict=True)
-    )
+    offsets = [c if further else c.detach() for c in outputs]
+    if precise:
+        rows, offsets = ([t.double() for t in tensors] for tensors in (rows, offsets))
+    constant = sum((r * c).reshape(len(r), -1).sum(1) for r, c in zip(rows, offsets, strict=True))
     return map_leaves(moving, lambda _: next(back)), constant
 
 

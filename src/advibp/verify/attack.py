@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -54,13 +54,13 @@ class Attack:
         y: Tensor,
         eps: float | Tensor,
         generators: Sequence[torch.Generator] | None = None,
+        by: float = 0.0,
     ) -> attacks.Attacked:
-        """x (B, ...), y (B,); eps is a number, or one for each element that broadcasts to x."""
-        steps, restarts = self.steps, self.restarts
-        assert self.loss is not None
+        """x (B, ...), y (B,); eps is a number, or one for each element that broadcasts to x. `by`: how much larger than
+        the label's another logit must be for an image to count as broken."""
+        options: dict[str, Any] = {
+            "steps": self.steps, "restarts": self.restarts, "loss": self.loss, "generators": generators, "by": by
+        }  # fmt: skip
         if self.kind == "apgd":
-            return apgd.apgd(net, x, y, eps, steps=steps, restarts=restarts, loss=self.loss, generators=generators)
-        assert self.loss != "dlr"
-        return attacks.pgd(
-            net, x, y, eps, steps=steps, step=self.step, restarts=restarts, loss=self.loss, generators=generators
-        )
+            return apgd.apgd(net, x, y, eps, **options)
+        return attacks.pgd(net, x, y, eps, step=self.step, **options)

@@ -22,11 +22,12 @@ from advibp import checkpoint
 from advibp.bounds import Box
 from advibp.bounds.kinks import Kinks
 from advibp.bounds.linear import LinearBounds
+from advibp.bounds.rounded import Rounded
 from advibp.errors import UserError
 from advibp.verify.attack import Attack
 from advibp.verify.provers import PROVERS, SEARCHES, Proof
-from advibp.verify.question import Question, doubled
-from advibp.verify.records import Record, Verdict
+from advibp.verify.question import PROVED, Question, doubled
+from advibp.verify.records import Arithmetic, Record, Verdict
 
 #: Provers that cost less than an attack come before it.
 _BEFORE_ATTACK = ("ibp", "crown-ibp")
@@ -43,10 +44,13 @@ class Cascade:
     seed: int
     model: str
     budget: float = math.inf  # seconds per image
+    arithmetic: Arithmetic = "float32"  # of the network that is proved
 
     def stands(self, record: Record, image: str) -> bool:
         """Whether an earlier record still answers the question: a decision does, whichever attack was asked for."""
         if (record.model, record.image) != (self.model, image):
+            return False
+        if self.arithmetic not in ("real", record.arithmetic):  # a proof that covers rounding is one without it
             return False
         if record.verdict in ("robust", "falsified", "misclassified"):
             return True
@@ -81,6 +85,7 @@ class Cascade:
             if stage not in (*_BEFORE_ATTACK, self.stages[-1]):  # an image is attacked whatever its budget
                 late = batch.seconds[batch.left.cpu()] > self.budget
                 batch.decide(late.to(device), "timeout", None)
+        self._note_real_proofs(batch)
         labels = batch.y.tolist()
         return [
             Record(
@@ -97,6 +102,8 @@ class Cascade:
                 model=self.model,
                 image=prints[i],
                 counterexample=batch.counterexamples.get(i),
+                arithmetic=self.arithmetic,
+                real_margin=batch.real_margins.get(i),
             )
             for i, index in enumerate(indices)
         ]
@@ -116,19 +123,63 @@ class Cascade:
         left = batch.left
         with batch.timed():
             chances = [chance(self.seed, batch.indices[i], batch.eps) for i in left.tolist()]
-            attacked = self.attack(self.net, batch.x[left], batch.y[left], batch.eps, generators=chances)
-        if bool(attacked.broken.any()):
-            self._keep(batch, left[attacked.broken], attacked.x_adv[attacked.broken])
-        batch.decide(attacked.broken, "falsified", self.attack.kind)
+            x, y = batch.x[left], batch.y[left]
+            attacked = self.attack(self.net, x, y, batch.eps, generators=chances, by=self._tie(x, y))
+            broken = attacked.broken & self._surely_wrong(attacked.x_adv, y)
+        if bool(broken.any()):
+            self._keep(batch, left[broken], attacked.x_adv[broken])
+        batch.decide(broken, "falsified", self.attack.kind)
+
+    @torch.no_grad()
+    def _tie(self, x: Tensor, y: Tensor) -> float:
+        """By how much two logits may be exchanged by rounding alone, about: at the images x themselves."""
+        if self.arithmetic == "real" or not len(x):
+            return 0.0
+        spread = self._at(x).upper_margins(y) - self._at(x).lower_margins(y)
+        return float(spread.nan_to_num(0.0, 0.0, 0.0).max())
+
+    @torch.no_grad()
+    def _surely_wrong(self, x: Tensor, y: Tensor) -> Tensor:
+        """Which points (B, ...) another class than y wins in every evaluation of the network."""
+        if self.arithmetic == "real" or not len(x):
+            return torch.ones(len(x), dtype=torch.bool, device=x.device)
+        return (self._at(x).upper_margins(y) < 0).any(1)
+
+    def _at(self, x: Tensor) -> Rounded:
+        """What the network may compute at points x (B, ...)."""
+        found: Rounded = self.net(Rounded.ball(x, 0.0, None))
+        return found
+
+    def _inputs(self, x: Tensor, eps: float) -> Box | Rounded:
+        return Box.ball(x, eps) if self.arithmetic == "real" else Rounded.ball(x, eps)
+
+    @torch.no_grad()
+    def _note_real_proofs(self, batch: _Batch) -> None:
+        """Of the images that are open: the margins of those that would be proved if the network did not round."""
+        if self.arithmetic == "real" or batch.proof is None or len(batch.left) == 0:
+            return
+        rows = batch.left
+        proof = Proof(self.net, Box.ball(batch.x[rows], batch.eps), batch.y[rows])
+        # Linear bounds are asked again only where what they lost to rounding may have decided.
+        near = (proof.ask("ibp") > 0) | (batch.proof.ask("ibp") + 2 * batch.proof.lost > 0)
+        if bool(near.any()):
+            rows, proof = rows[near], proof.take(torch.nonzero(near).flatten())
+            for stage in (name for name in self.by if name in PROVERS and name != "deepz"):
+                proof.ask(stage)
+            known = zip(rows.tolist(), proof.ask("ibp").tolist(), strict=True)
+            batch.real_margins |= {i: margin for i, margin in known if margin > 0}
 
     @torch.no_grad()
     def _prove(self, batch: _Batch, stage: str) -> None:
         with batch.timed():
             if batch.proof is None:
-                batch.proof = Proof(self.net, Box.ball(batch.x[batch.left], batch.eps), batch.y[batch.left])
-            margins = batch.proof.ask(stage if stage in PROVERS else "ibp")
+                batch.proof = Proof(self.net, self._inputs(batch.x[batch.left], batch.eps), batch.y[batch.left])
+            prover = stage if stage in PROVERS else "ibp"
+            margins = batch.proof.ask(prover)
         batch.margin(batch.left, margins)
-        batch.decide(margins > 0, "robust", stage)  # a NaN margin proves nothing
+        # A NaN margin proves nothing. In real arithmetic what a search starts from meets the search's own threshold.
+        enough = 0.0 if stage in PROVERS or self.arithmetic != "real" else PROVED
+        batch.decide(margins > enough, "robust", prover)
 
     @torch.no_grad()
     def check_exact(self, x: Tensor) -> None:
@@ -143,7 +194,8 @@ class Cascade:
     def _search(self, batch: _Batch, stage: str) -> None:
         """One image after the other, each about the classes that are not excluded yet."""
         assert batch.proof is not None
-        last = stage == self.stages[-1]
+        last, real = stage == self.stages[-1], self.arithmetic == "real"
+        enough = PROVED if real else 0.0
         answers = []
         for row, known in zip(batch.left.tolist(), batch.proof.margins.tolist(), strict=True):
             label, one = int(batch.y[row]), batch.left.new_tensor([row])
@@ -151,10 +203,10 @@ class Cascade:
             with batch.timed(one):
                 left = max(0.0, self.budget - float(batch.seconds[row]))
                 question = Question.robustness(
-                    self.net, batch.x[row : row + 1], label, batch.eps, len(known), self._double
-                ).about([k for k, margin in enumerate(margins) if not margin > 0])
+                    self.net, batch.x[row : row + 1], label, batch.eps, len(known), self._double, real
+                ).about([k for k, margin in enumerate(margins) if not margin > enough])
                 answer = SEARCHES[stage](question, seconds=left if last else left / 2)  # others want time too
-            batch.margin(one, torch.tensor([min([answer.margin, *(m for m in margins if m > 0)])]))
+            batch.margin(one, torch.tensor([min([answer.margin, *(m for m in margins if m > enough)])]))
             if answer.counterexample is not None:
                 self._keep(batch, one, answer.counterexample)
             answers.append(answer)
@@ -189,6 +241,7 @@ class _Batch:
         self.seconds = torch.zeros(len(x), dtype=torch.float64)
         self.margins: dict[int, float] = {}
         self.counterexamples: dict[int, str] = {}
+        self.real_margins: dict[int, float] = {}
 
     def decide(self, over: Tensor, verdict: Verdict, decider: str | None) -> None:
         """A verdict for those of the images that are left for which `over` is true; they leave."""

@@ -24,7 +24,7 @@ from advibp.verify.attack import Attack
 from advibp.verify.cascade import Cascade, check_labels
 from advibp.verify.precision import full_precision
 from advibp.verify.provers import SEARCHES, in_order
-from advibp.verify.records import Certificate, Record, RecordFile
+from advibp.verify.records import Arithmetic, Certificate, Record, RecordFile
 from advibp.verify.workers import in_workers
 
 #: Per image, where a verifier may search for hours and nobody said how long.
@@ -60,6 +60,7 @@ def certify(
     *given: Any,
     eps: float | Sequence[float] | None = None,
     by: Sequence[str] = ("ibp",),
+    arithmetic: str | None = None,
     attack: Attack | None = None,
     budget: float | None = None,
     sample: int | None = None,
@@ -73,7 +74,9 @@ def certify(
 
     `images` are a `Split`, a pair of tensors, or a torch Dataset, which is read batch by batch. `by` names provers
     (ibp, crown-ibp, crown, deepz, alpha-crown) and searches (refinezono, bab, milp), which are asked cheapest first;
-    `complete` names those that leave nothing open but for time. `budget` are seconds per image, after which no
+    `complete` names those that leave nothing open but for time. `arithmetic` is what a proof covers: by default every
+    evaluation of the network in its own type, float32 or float64, in whatever order its sums are taken; `real` gives
+    the bounds that papers report, which ignore rounding. `budget` are seconds per image, after which no
     further verifier is asked (the attack is always made): none for provers, 60 with a search. `sample` takes so many
     images by chance; `workers` are processes. With `out` the records are kept there, and a second call continues them:
     for the same function and the same image, of which a record carries fingerprints.
@@ -91,7 +94,10 @@ def certify(
     with torch.inference_mode(False), full_precision(), modes_kept(net), ExitStack() as held:
         counting = held.enter_context(Counting("certifying"))
         net.eval()
-        cascade = Cascade(net, provers, attack or Attack(), folder, seed, check(net, images), seconds)
+        model = check(net, images)
+        cascade = Cascade(
+            net, provers, attack or Attack(), folder, seed, model, seconds, arithmetic_of(net, arithmetic)
+        )
         if searching:
             cascade.check_exact(images.batch(torch.arange(1))[0])
         if folder:
@@ -184,6 +190,20 @@ def _seconds(budget: float | None) -> float:
     if budget is not None and not budget > 0:
         raise UserError(f"budget is {budget}, but must be seconds per image, above 0.")
     return math.inf if budget is None else float(budget)
+
+
+def arithmetic_of(net: nn.Module, wanted: str | None = None) -> Arithmetic:
+    """The arithmetic that a proof covers: the network's own type, or real numbers if they are asked for."""
+    types = {t.dtype for t in itertools.chain(net.parameters(), net.buffers()) if t.is_floating_point()}
+    low = sorted(str(t).removeprefix("torch.") for t in types - {torch.float32, torch.float64})
+    if low:
+        raise UserError(
+            f"The network has numbers of type {', '.join(low)}, too coarse for a proof; convert it by net.float()."
+        )
+    own: Arithmetic = "float32" if torch.float32 in types or not types else "float64"
+    if wanted not in (None, "real", own):
+        raise UserError(f"arithmetic is {wanted!r}, but the network runs in {own}; choose {own} or real.")
+    return "real" if wanted == "real" else own
 
 
 def check_eps(eps: float) -> float:

@@ -8,9 +8,17 @@ Columns are the input x, the outputs v of the kinks, what enters them z, and for
     v <= s z + (1 - s) u a                             a = 0: it is off
     v >= z_i,  v <= z_i + (u - l_i)(1 - a_i),  sum a_i = 1        a pooling window
 
-With choices in [0, 1] instead of {0, 1} the ReLU is in its triangle: the relaxation by a linear program. A lower bound
-that a linear program yields is computed anew from its dual values, by weak duality, and so holds whatever the solver's
-tolerances were; that of a mixed integer program is HiGHS's own, and is trusted from 1e-5 on.
+With choices in [0, 1] instead of {0, 1} the ReLU is in its triangle: the relaxation by a linear program.
+
+What the network computes differs from the linear functions by its rounding errors: z may be off by the slack of its
+function, and the objective loses its own.
+
+A lower bound that a linear program yields is computed anew from its dual values, by weak duality and with a bound on the
+rounding of that computation; it holds whatever the solver's tolerances were. The bound of a mixed integer program is
+HiGHS's own, the least of its nodes' linear programs. Those are solved up to tolerances: reduced costs may have the wrong
+sign by at most _TOLERANCE, which is worth at most _TOLERANCE times the widths of all columns and rows, and that is taken
+off (`_doubt`). Rows and bounds are relaxed by ten times the tolerance, so that a point of the network is never cut off.
+That HiGHS keeps its tolerances is what such a proof assumes.
 """
 
 from __future__ import annotations
@@ -18,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import highspy
@@ -29,8 +38,8 @@ from advibp.bounds.kinks import Bends, Kinks, Linear
 #: What counts as feasible. The default, 1e-6, times a large coefficient would reach the threshold of a proof; with 1e-9
 #: HiGHS gives up on some programs.
 _TOLERANCE = 1e-7
-#: Bounds are widened by this share: they were computed with rounding errors, and must not cut off the network.
-_SLACK = 1e-7
+#: Rows and bounds are relaxed by this share: the solver's tolerances must not cut off the network.
+_SLACK = 10 * _TOLERANCE
 _LARGE = 1e12
 _ERROR = highspy.HighsStatus.kError
 #: How a mixed integer program may end for its dual bound to count. (After kSolveError it has been seen to be wrong.)
@@ -54,6 +63,7 @@ class Solved:
     lower: float
     x: np.ndarray[Any, Any] | None
     finished: bool  # False if time ran out
+    claimed: float = math.nan  # the bound as the solver gives it, without regard to its tolerances
 
 
 class Program:
@@ -119,8 +129,8 @@ class Program:
         z = self._add_columns(lower - slack, upper + slack)
         rows, columns, values = _sparse(linear)
         every = np.arange(len(z))
-        constants = _numbers(linear.constants)
-        self._add_rows([(every, z, 1.0), (rows, columns, -values)], constants, constants, len(z))
+        constants, off = _numbers(linear.constants), _numbers(linear.slack) + slack
+        self._add_rows([(every, z, 1.0), (rows, columns, -values)], constants - off, constants + off, len(z))
         self._entering |= {(node, element): int(column) for element, column in zip(elements.tolist(), z, strict=True)}
         return z
 
@@ -136,13 +146,13 @@ class Program:
         self._choices += a.tolist()
         self._bound(v, s * lower, upper)
         every = np.arange(count)
-        self._add_rows([(every, v, 1.0), (every, z, -1.0)], 0.0, np.inf, count)
+        self._add_rows([(every, v, 1.0), (every, z, -1.0)], -slack, np.inf, count)
         if s > 0:
-            self._add_rows([(every, v, 1.0), (every, z, -s)], 0.0, np.inf, count)
+            self._add_rows([(every, v, 1.0), (every, z, -s)], -slack, np.inf, count)
         on = -(1 - s) * lower
-        self._add_rows([(every, v, 1.0), (every, z, -1.0), (every, a, on)], -np.inf, on, count)
+        self._add_rows([(every, v, 1.0), (every, z, -1.0), (every, a, on)], -np.inf, on + slack, count)
         off = (every, a, -(1 - s) * upper)
-        self._add_rows([(every, v, 1.0), *([(every, z, -s)] if s > 0 else []), off], -np.inf, 0.0, count)
+        self._add_rows([(every, v, 1.0), *([(every, z, -s)] if s > 0 else []), off], -np.inf, slack, count)
 
     def _add_choices(self, windows: Any, first: int) -> None:
         for k, elements in enumerate(windows.elements):
@@ -157,9 +167,9 @@ class Program:
             self._bound(np.array([v]), lower.max(), highest)
             every, a = np.arange(count), self._add_columns(np.zeros(count), np.ones(count))
             self._choices += a.tolist()
-            self._add_rows([(every, v, 1.0), (every, z, -1.0)], 0.0, np.inf, count)
+            self._add_rows([(every, v, 1.0), (every, z, -1.0)], -slack, np.inf, count)
             room = highest - lower
-            self._add_rows([(every, v, 1.0), (every, z, -1.0), (every, a, room)], -np.inf, room, count)
+            self._add_rows([(every, v, 1.0), (every, z, -1.0), (every, a, room)], -np.inf, room + slack, count)
             self._add_rows([(0, a, 1.0)], 1.0, 1.0, 1)
 
     def _add_split(self, split: Split) -> None:
@@ -171,13 +181,15 @@ class Program:
     def _add_largest(self, functions: Linear) -> int:
         """A column t >= each of them, within what intervals say of their largest."""
         rows, columns, values = _sparse(functions)
-        count, constants = len(functions.constants), _numbers(functions.constants)
+        count, constants = len(functions.constants), _numbers(functions.constants - functions.slack)
         low, high = np.concatenate(self._lower), np.concatenate(self._upper)
         ends = [
             np.bincount(rows, _products(values * sign, low[columns], high[columns]), count) * sign + constants
             for sign in (1.0, -1.0)
         ]
-        t = int(self._add_columns(ends[0].max(keepdims=True), ends[1].max(keepdims=True))[0])
+        low, high = ends[0].max(keepdims=True), ends[1].max(keepdims=True)
+        wide = _SLACK * (1 + np.maximum(abs(low), abs(high)))
+        t = int(self._add_columns(low - wide, high + wide)[0])
         every = np.arange(count)
         self._add_rows([(every, t, 1.0), (rows, columns, -values)], constants, np.inf, count)
         return t
@@ -250,7 +262,7 @@ class Program:
             cost[self._largest] = 1.0
         else:
             _, columns, values = _sparse(row)
-            cost[columns], constant = values, float(row.constants[0])
+            cost[columns], constant = values, float(row.constants[0] - row.slack[0])
         if not self._usable or not _moderate(cost):
             return Solved(-math.inf, None, True)
         if seconds <= 0:
@@ -261,12 +273,15 @@ class Program:
         before = 0.0 if self.has_choices else highs.getRunTime()
         highs.setOptionValue("time_limit", min(before + seconds, 1e20))
         highs.clearCallbacks()
+        doubt = self._doubt(cost)
         if self.has_choices:
 
             def stop(event: Any) -> None:
                 out = event.data_out
                 # (said each time, for what was said in an earlier run stays said)
-                event.interrupt(out.mip_dual_bound + constant > above or out.mip_primal_bound + constant < below)
+                event.interrupt(
+                    out.mip_dual_bound + constant - doubt > above or out.mip_primal_bound + constant < below
+                )
 
             highs.cbMipInterrupt.subscribe(stop)
         highs.run()
@@ -280,18 +295,34 @@ class Program:
             return Solved(math.inf if empty else -math.inf, None, True)
         if self.has_choices:
             # After an error the bound that HiGHS reports is no bound: it was seen above the value of a point.
-            lower = info.mip_dual_bound + constant if status in _BOUNDED else -math.inf
-            return Solved(lower, x, finished)
+            claimed = info.mip_dual_bound + constant if status in _BOUNDED else -math.inf
+            return Solved(claimed - doubt, x, finished, claimed)
         dual = np.array(solution.row_dual) if solution.dual_valid else np.zeros(self._rows)
-        return Solved(self._weak(cost, dual) + constant, x, finished)
+        lower = self._weak(cost, dual) + constant
+        return Solved(lower, x, finished, lower)
 
     def _weak(self, cost: np.ndarray[Any, Any], dual: np.ndarray[Any, Any]) -> float:
         """A lower bound of cost . columns by weak duality: any numbers `dual` of the rows yield one."""
         dual = np.where(((dual > 0) & np.isinf(self._row_low)) | ((dual < 0) & np.isinf(self._row_high)), 0.0, dual)
-        rest = cost - np.bincount(self._column, self._value * dual[self._at], self._columns)
-        return float(
-            _products(dual, self._row_low, self._row_high).sum() + _products(rest, self._low, self._high).sum()
-        )
+        products = self._value * dual[self._at]
+        rest = cost - np.bincount(self._column, products, self._columns)
+        of_rows = _products(dual, self._row_low, self._row_high)
+        bound = float(of_rows.sum() + _products(rest, self._low, self._high).sum())
+        # Every number passes at most so many roundings on its way into a sum.
+        roundings = 2.0**-52 * (len(products) + self._rows + self._columns + 16)
+        sizes = np.abs(cost) + np.bincount(self._column, np.abs(products), self._columns)
+        return bound - roundings * float(np.abs(of_rows).sum() + (sizes * self._largest_of_columns).sum())
+
+    @cached_property
+    def _largest_of_columns(self) -> np.ndarray[Any, Any]:
+        return np.maximum(np.abs(self._low), np.abs(self._high))
+
+    def _doubt(self, cost: np.ndarray[Any, Any]) -> float:
+        """What the solver's tolerances may add to the bound of a mixed integer program."""
+        widths = self._high - self._low
+        of_rows = np.bincount(self._at, np.abs(self._value) * widths[self._column], self._rows) if self._rows else 0.0
+        rounding = 2.0**-40 * float((np.abs(cost) * self._largest_of_columns).sum())
+        return _TOLERANCE * float(widths.sum() + np.sum(of_rows)) + rounding
 
     def _is_empty(self) -> bool:
         """Whether a ray of the dual proves that there is no point."""

@@ -15,7 +15,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from advibp.bounds import Box
 from advibp.bounds.dispatch import UnsupportedOperation
 from advibp.errors import UserError
 from advibp.verify.falsify import falsify
@@ -92,13 +91,15 @@ def _by_lines(question: Question) -> bool:
 def _by_intervals(question: Question) -> bool:
     """The same by intervals, which every operation has."""
     try:
-        outputs = question.double(Box.from_bounds(question.lower.double(), question.upper.double()))
+        outputs = question.double(question.inputs)
     except UnsupportedOperation:
         return False
     lower, upper = outputs.lower[0], outputs.upper[0]
     for rows, offsets in question.unsafe:
         rows, offsets = rows.to(lower), offsets.to(lower)
         margins = rows.clamp(min=0) @ lower + rows.clamp(max=0) @ upper + offsets
+        sizes = rows.abs() @ torch.maximum(lower.abs(), upper.abs()) + offsets.abs()
+        margins = margins - 2.0**-50 * (2 + rows.shape[1]) * sizes  # their own rounding
         if not any(margin > PROVED for margin in margins.tolist()):
             return False
     return True

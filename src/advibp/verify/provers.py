@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from advibp.bounds import Box
 from advibp.bounds.alpha import alpha_margins
 from advibp.bounds.linear import LinearBounds
+from advibp.bounds.rounded import Rounded
 from advibp.bounds.zonotope import Zonotope
 from advibp.errors import UserError
 from advibp.verify.branch import branch
@@ -28,9 +29,15 @@ from advibp.verify.refinezono import refinezono
 class Proof:
     """Lower bounds of the margins (B, K) over a box of images, and what they were computed from."""
 
-    def __init__(self, net: nn.Module, box: Box, y: Tensor) -> None:
-        self.net, self.box, self.y = net, box, y
-        self.margins = net(box).lower_margins(y)  # what every prover starts from
+    def __init__(self, net: nn.Module, inputs: Box | Rounded, y: Tensor) -> None:
+        """
+        Args:
+            net: the network, in evaluation mode.
+            inputs: the sets of images (B, ...): Rounded for a proof about the network as it runs.
+            y: labels (B,).
+        """
+        self.net, self.inputs, self.y = net, inputs, y
+        self.margins = net(inputs).lower_margins(y)  # what every prover starts from
         self._linear: LinearBounds | None = None
         self._refined = False
 
@@ -42,7 +49,7 @@ class Proof:
     def take(self, keep: Tensor) -> Proof:
         """The same for some of the images, by their numbers."""
         taken = object.__new__(Proof)
-        taken.net, taken.box, taken.y = self.net, Box(self.box.center[keep], self.box.radius[keep]), self.y[keep]
+        taken.net, taken.inputs, taken.y = self.net, _take(self.inputs, keep), self.y[keep]
         taken.margins, taken._refined = self.margins[keep], self._refined
         taken._linear = self._linear.take(keep) if self._linear and len(keep) else None
         return taken
@@ -52,9 +59,14 @@ class Proof:
         self.margins = torch.where(margins > self.margins, margins, self.margins)
 
     @property
+    def lost(self) -> Tensor | float:
+        """What rounding took from the linear margins of each image at most, (B,)."""
+        return 0.0 if self._linear is None else self._linear.lost
+
+    @property
     def linear(self) -> LinearBounds:
         if self._linear is None:
-            self._linear = LinearBounds(self.net, self.box)
+            self._linear = LinearBounds(self.net, self.inputs)
         return self._linear
 
     def ibp(self) -> None:
@@ -75,13 +87,19 @@ class Proof:
         """A zonotope of one image at a time: its symbols are many."""
         found = []
         for k in range(len(self.y)):
-            zonotope = Zonotope.from_box(Box(self.box.center[k : k + 1], self.box.radius[k : k + 1]))
+            one = _take(self.inputs, slice(k, k + 1))
+            zonotope = one.zonotope() if isinstance(one, Rounded) else Zonotope.from_box(one)
             found.append(self.net(zonotope).lower_margins(self.y[k : k + 1]))
         self._improve(torch.cat(found))
 
     def alpha_crown(self) -> None:
         self.crown()
         self._improve(alpha_margins(self.linear, self.y))
+
+
+def _take(inputs: Box | Rounded, keep: Tensor | slice) -> Box | Rounded:
+    """The sets of some of the images."""
+    return inputs.take(keep) if isinstance(inputs, Rounded) else Box(inputs.center[keep], inputs.radius[keep])
 
 
 #: Of whole batches; cheapest first.

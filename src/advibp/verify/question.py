@@ -16,8 +16,11 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from advibp.attacks import inner_ball
 from advibp.bounds import Box
 from advibp.bounds.linear import LinearBounds
+from advibp.bounds.rounded import Rounded
+from advibp.bounds.rounding import Rounding
 
 #: A margin proves something if it is larger: solvers and rounding leave errors of up to this size.
 PROVED = 1e-5
@@ -46,20 +49,35 @@ class Question:
     upper: Tensor
     unsafe: Sequence[tuple[Tensor, Tensor]]
     strict: bool = False  # whether a counterexample must lie inside, with C y + d < 0
+    real: bool = False  # whether the question is about real arithmetic, in which the network does not round
 
     @classmethod
     def robustness(
-        cls, net: nn.Module, x: Tensor, label: int, eps: float, classes: int, double: nn.Module | None = None
+        cls,
+        net: nn.Module,
+        x: Tensor,
+        label: int,
+        eps: float,
+        classes: int,
+        double: nn.Module | None = None,
+        real: bool = False,
     ) -> Question:
         """Whether all within eps of an image x (1, ...), and in [0, 1], have its label."""
-        lower, upper = (x - eps).clamp(min=0), (x + eps).clamp(max=1)
-        return cls(net, double or doubled(net), lower, upper, against(label, classes), strict=True)
+        lower, upper = (end.double() for end in inner_ball(x, eps, (0.0, 1.0)))
+        return cls(net, double or doubled(net), lower, upper, against(label, classes), strict=True, real=real)
+
+    @cached_property
+    def inputs(self) -> Box | Rounded:
+        """The box in double precision."""
+        lower, upper = self.lower.double(), self.upper.double()
+        if self.real:
+            return Box.from_bounds(lower, upper)
+        return Rounded.between(lower, upper, Rounding(self.dtype, torch.float64, doubled=True))
 
     @cached_property
     def bounds(self) -> LinearBounds:
         """Linear bounds in double precision, whose boxes verifiers may tighten."""
-        lower, upper = self.lower.double(), self.upper.double()
-        return LinearBounds(self.double, Box.from_bounds(lower, upper))
+        return LinearBounds(self.double, self.inputs)
 
     @torch.no_grad()
     def refined(self) -> LinearBounds | None:
@@ -99,25 +117,13 @@ class Question:
         rows, offsets = self.conjunction(k)
         with torch.no_grad():
             found = self.bounds.lower(self.bounds.tape.output, rows) + offsets
+            found = found - 2.0**-50 * (found.abs() + 2 * offsets.abs())
         return max((float(margin) for margin in found if not margin.isnan()), default=-math.inf)
 
     def conjunction(self, k: int) -> tuple[Tensor, Tensor]:
-        """C (R, K) and d (R,) in double precision, on the network's device; d less what the network may round away."""
+        """C (R, K) and d (R,) in double precision, on the network's device."""
         rows, offsets = (part.to(self.bounds.box.center) for part in self.unsafe[k])
-        return rows, offsets - 10 * (self._rounding @ rows.T).abs().amax(0)
-
-    @cached_property
-    def _rounding(self) -> Tensor:
-        """What the network's own precision adds to its outputs (P, K), at some points and corners of the box.
-
-        In float32 it is 1e-7 of what is added up, which PROVED does not cover where outputs are large.
-        """
-        share = torch.rand(32, *self.lower.shape[1:], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        share[::2].round_()
-        points = self._inside(self.lower + (self.upper - self.lower) * share.to(self.lower))
-        with torch.no_grad():
-            exact = self.double(points.double())
-            return torch.nan_to_num(self.net(points.clone()).double() - exact, 0.0, 0.0, 0.0)
+        return rows, offsets
 
     def about(self, which: Sequence[int]) -> Question:
         """The same about some of the conjunctions."""

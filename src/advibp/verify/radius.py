@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from advibp import checkpoint
 from advibp.bounds import Box
+from advibp.bounds.rounded import Rounded
 from advibp.errors import UserError
 from advibp.modes import modes_kept
 from advibp.progress import Counting
 from advibp.verify.attack import Attack
 from advibp.verify.cascade import chance
-from advibp.verify.certifying import Images, Progress, check, fingerprints
+from advibp.verify.certifying import Images, Progress, arithmetic_of, check, fingerprints
 from advibp.verify.precision import full_precision
 from advibp.verify.provers import PROVERS, Proof, in_order
 
@@ -40,6 +41,7 @@ class Radius:
     attack: str  # the attack and all its options
     model: str  # fingerprint of the weights this is about
     image: str  # fingerprint of the image and its label
+    arithmetic: str = "real"  # that the proof covers; files of versions that did not say so ignore rounding
 
 
 @torch.no_grad()
@@ -51,17 +53,23 @@ def largest_proved_eps(
     by: Sequence[str] = ("ibp",),
     tolerance: float = 1e-4,
     most: Tensor | None = None,
+    arithmetic: str | None = None,
 ) -> Tensor:
     """Bisection on eps for each image, (B, ...) and labels (B,) -> (B,), up to `most` (B,), or 1.
 
-    What is returned was itself proved, never merely lies below a failure; 0 where no radius was.
+    What is returned was itself proved, never merely lies below a failure; 0 where no radius was. `arithmetic` is what
+    the proofs cover, as in `certify`. A tolerance of 0 goes down to the spacing of floating-point numbers.
     """
+    real = arithmetic_of(net, arithmetic) == "real"
     proved = torch.zeros(len(x), dtype=x.dtype, device=x.device)
     failed = torch.ones_like(proved) if most is None else most.clone()
     with full_precision():
         while len(x) and float((failed - proved).max()) > tolerance:
             middle = (proved + failed) / 2
-            holds = _proved(net, Box.ball(x, _per_image(middle, x)), y, by)
+            if bool(((middle == proved) | (middle == failed)).all()):  # neighbours
+                break
+            eps = _per_image(middle, x)
+            holds = _proved(net, Box.ball(x, eps) if real else Rounded.ball(x, eps), y, by)
             proved, failed = torch.where(holds, middle, proved), torch.where(holds, failed, middle)
     return proved
 
@@ -70,9 +78,9 @@ def _per_image(eps: Tensor, x: Tensor) -> Tensor:
     return eps.view(-1, *[1] * (x.dim() - 1))
 
 
-def _proved(net: nn.Module, box: Box, y: Tensor, by: Sequence[str]) -> Tensor:
+def _proved(net: nn.Module, inputs: Box | Rounded, y: Tensor, by: Sequence[str]) -> Tensor:
     """Which images are proved (B,), asking the next prover only for those that the last one left."""
-    proof, left = Proof(net, box, y), torch.arange(len(y), device=y.device)
+    proof, left = Proof(net, inputs, y), torch.arange(len(y), device=y.device)
     holds = torch.zeros(len(y), dtype=torch.bool, device=y.device)
     for prover in in_order(by, tuple(PROVERS)):
         done = proof.ask(prover) > 0
@@ -117,6 +125,7 @@ def radii(
     images: Images,
     *,
     by: Sequence[str] = ("ibp",),
+    arithmetic: str | None = None,
     attack: Attack | None = None,
     out: str | Path | None = None,
     batch_size: int = 500,
@@ -131,6 +140,7 @@ def radii(
     with full_precision(), modes_kept(net), ExitStack() as held, Counting("bisecting") as counting, torch.no_grad():
         net.eval()
         asked = {"provers": " ".join(provers), "attack": f"{attack} seed={seed}", "model": check(net, images)}
+        asked["arithmetic"] = arithmetic_of(net, arithmetic)
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(checkpoint.held(folder, "certifying", (folder,)))
@@ -141,7 +151,9 @@ def radii(
             expected = [{**asked, "image": image} for image in fingerprints(x, y)]
             new = [i for i, want in zip(rows, expected, strict=True) if i not in known or not _fits(known[i], want)]
             picked = [i - start for i in new]
-            for radius in _measure(net, x[picked], y[picked], new, provers, attack, seed) if new else []:
+            for radius in (
+                _measure(net, x[picked], y[picked], new, provers, attack, seed, asked["arithmetic"]) if new else []
+            ):
                 known.pop(radius["index"], None)  # the newest come last: they tell which network the file is about
                 known[radius["index"]] = Radius(**radius, **expected[radius["index"] - start])
             found += [known[i] for i in rows]
@@ -153,7 +165,14 @@ def radii(
 
 
 def _measure(
-    net: nn.Module, x: Tensor, y: Tensor, indices: list[int], provers: list[str], attack: Attack, seed: int
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    indices: list[int],
+    provers: list[str],
+    attack: Attack,
+    seed: int,
+    arithmetic: str,
 ) -> list[dict[str, Any]]:
     device = next(net.parameters()).device
     x, y = x.to(device), y.to(device)
@@ -165,7 +184,8 @@ def _measure(
     if len(right):
         chances = [chance(seed, indices[i], 1.0) for i in right.tolist()]
         broken[right] = smallest_broken_eps(net, x[right], y[right], attack, generators=chances)
-        proved[right] = largest_proved_eps(net, x[right], y[right], by=provers, most=broken[right].clamp(max=1))
+        most = broken[right].clamp(max=1)
+        proved[right] = largest_proved_eps(net, x[right], y[right], by=provers, most=most, arithmetic=arithmetic)
     names = ("index", "label", "prediction", "proved", "broken")
     nearest = [distance if distance <= 1 else None for distance in broken.tolist()]
     columns = (indices, y.tolist(), predicted.tolist(), proved.tolist(), nearest)

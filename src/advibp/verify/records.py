@@ -15,6 +15,9 @@ from advibp.errors import UserError
 from advibp.verify.attack import Kind
 
 Verdict = Literal["robust", "falsified", "misclassified", "unknown", "timeout", "error"]
+#: What a proof is about: every evaluation of the network in a type, or the network of real numbers that its weights
+#: define. In real arithmetic bounds are computed without regard to rounding, as papers report them.
+Arithmetic = Literal["float32", "float64", "real"]
 VERDICTS: tuple[Verdict, ...] = ("robust", "falsified", "misclassified", "unknown", "timeout", "error")
 
 
@@ -35,6 +38,8 @@ class Record:
     model: str  # fingerprint of the weights this is about
     image: str  # fingerprint of the image and its label
     counterexample: str | None = None  # "file#row" beside the records
+    arithmetic: str = "real"  # that a proof covers; records of versions that did not say so ignore rounding
+    real_margin: float | None = None  # of an image that is open: its lower margin, if real arithmetic would prove it
 
 
 @dataclass

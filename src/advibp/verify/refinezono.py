@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from advibp.bounds.dispatch import spellings
-from advibp.bounds.kinks import Bends, Kinks, Linear
+from advibp.bounds.kinks import Bends, Kinks
 from advibp.bounds.linear import LinearBounds
-from advibp.bounds.zonotope import Zonotope
+from advibp.bounds.rounded import Rounded
+from advibp.bounds.zonotope import ReluBounds, Zonotope
 from advibp.verify.program import Program
 from advibp.verify.question import PROVED, Answer, Question
 
@@ -40,7 +41,7 @@ def refinezono(question: Question, *, seconds: float = math.inf, exact_layers: i
     if bounds is None:
         return Answer(-math.inf)
     # Tighter [l, u] at the ReLUs need not make a tighter zonotope, so the one without them is asked too, and first.
-    margins = _margins(question, bounds.tape.replay(Zonotope.from_box(bounds.box)))
+    margins = _margins(question, bounds.tape.replay(_zonotope(bounds)))
     if all(margin > PROVED for margin in margins) or Kinks(bounds).too_many:
         return Answer(min(margins, default=math.inf))
     effects = _effects(question, bounds)
@@ -58,7 +59,7 @@ def refinezono(question: Question, *, seconds: float = math.inf, exact_layers: i
             _refine(bounds, number, effects[number], integer=place <= exact_layers, until=until)
         return bounds.boxes[entering]
 
-    output = bounds.tape.replay(Zonotope.from_box(bounds.box, relu_bounds=refined))
+    output = bounds.tape.replay(_zonotope(bounds, refined))
     margins = [max(pair) for pair in zip(margins, _margins(question, output), strict=True)]
     kinks, relaxed = Kinks(bounds), None
     for k in range(len(margins)):
@@ -71,10 +72,17 @@ def refinezono(question: Question, *, seconds: float = math.inf, exact_layers: i
     return Answer(margin, in_time=margin > PROVED or time.monotonic() < deadline)
 
 
+def _zonotope(bounds: LinearBounds, relu_bounds: ReluBounds | None = None) -> Zonotope | Rounded:
+    if isinstance(bounds.inputs, Rounded):
+        return bounds.inputs.zonotope(relu_bounds)
+    return Zonotope.from_box(bounds.inputs, relu_bounds=relu_bounds)
+
+
 def _margins(question: Question, output: Any) -> list[float]:
     """Of each conjunction, by the linear bounds as they are and by a zonotope (1, K) of outputs. A NaN is none."""
     found = []
     for k in range(len(question.unsafe)):
+        # (A network that runs would round this product, so the bound is a little lower than need be.)
         by_zonotope: Any = F.linear(output, *question.conjunction(k))
         found.append(max([question.linear_margin(k), *by_zonotope.lower.flatten().tolist()]))
     return found
@@ -100,8 +108,7 @@ def _refine(bounds: LinearBounds, number: int, effect: Tensor, *, integer: bool,
         if at_least > 0:
             lower.view(-1)[element] = torch.fmax(lower.view(-1)[element], lower.new_tensor(at_least))
             continue
-        minus = Linear(-row.inputs, -row.kinks, -row.constants)
-        at_most = -program.minimise(minus, seconds=each / 2, above=0.0).lower + _ERROR
+        at_most = -program.minimise(-row, seconds=each / 2, above=0.0).lower + _ERROR
         lower.view(-1)[element] = lower.view(-1)[element].clamp(min=at_least)
         upper.view(-1)[element] = upper.view(-1)[element].clamp(max=at_most)
     bounds.tighten(bends.entering, lower, upper)
