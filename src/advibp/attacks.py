@@ -185,7 +185,7 @@ def pgd(
 
 
 def wrong_by(logits: Tensor, y: Tensor, by: float | Tensor = 0.0) -> Tensor:
-    """Which images (B,) another class wins by more than `by`. A tie is no counterexample, and neither is an overflow."""
+    """Which images (B,) another class wins by more than `by`. Neither a tie nor an overflow is a counterexample."""
     return (attack_loss(logits, y, "margin") > by) & logits.isfinite().all(1)
 
 

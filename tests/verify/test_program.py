@@ -47,14 +47,16 @@ def test_the_integer_program_finds_the_exact_margin_and_the_relaxed_one_is_below
         if other != label:
             row = kinks.linear(bounds.tape.output, margin_row(bounds, label, other))
             found, below = whole.minimise(row), relaxed.minimise(row)
-            assert abs(found.lower - float(exact[other])) < 1e-5
-            assert below.lower <= found.lower + 1e-6
+            # Rows are relaxed by the solver's tolerances, and the bound loses what those may be worth.
+            assert found.lower <= float(exact[other])
+            assert abs(found.claimed - float(exact[other])) < 1e-4
+            assert below.lower <= found.claimed + 1e-6
             linear = float(bounds.lower(bounds.tape.output, margin_row(bounds, label, other)))
             assert below.lower >= linear - 1e-5  # CROWN's lines are among those of the triangle
             assert found.x is not None
             with torch.no_grad():
                 output = net(torch.from_numpy(found.x).view(bounds.box.shape))[0]
-            assert abs(float(output[label] - output[other]) - found.lower) < 1e-5
+            assert abs(float(output[label] - output[other]) - found.claimed) < 1e-4
 
 
 @settings(max_examples=15)

@@ -10,10 +10,10 @@ whichever is sound for the sign of its coefficient. At the input it is smallest 
 
 Rows travel together: A (R, ...) holds one linear function per row, and `image` (R,) says whose. No matrix is built.
 
-Over a `Box` the bounds are those of a network of real numbers, computed without regard to rounding. Over a `Rounded` box
-they hold for the network as it runs. Every operation then adds noise of at most its error e to what it computes, and a
-row of coefficients A that passes it on the way back loses |A| e. The errors of the way back itself have the same form,
-so they are part of e (docs/arithmetic.md).
+Over a `Box` the bounds are those of a network of real numbers, computed without regard to rounding. Over a `Rounded`
+box they hold for the network as it runs. Every operation then adds noise of at most its error e to what it computes,
+and a row of coefficients A that passes it on the way back loses |A| e. The errors of the way back itself have the same
+form, so they are part of e (docs/arithmetic.md).
 """
 
 from __future__ import annotations

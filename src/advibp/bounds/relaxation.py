@@ -168,7 +168,7 @@ POOLS = frozenset(spellings("max_pool2d"))
 
 
 def widened(lines: Lines | Windows, lower: Tensor, upper: Tensor, rounding: Rounding) -> tuple[Lines | Windows, Tensor]:
-    """Lines that hold in spite of the rounding of their own slopes and shifts, and the error of a way back through them.
+    """Lines that hold in spite of the rounding of their slopes and shifts, and the error of a way back through them.
 
     A slope is off by a few w, which moves a line by that times the size of x; the shifts make up for it. On the way
     back, coefficients are multiplied by slopes (4 roundings) and shifts are added up, both with errors that are

@@ -282,17 +282,14 @@ def _relaxation_error(value: Rounded, args: Any, kwargs: dict[str, Any], result:
 
     A slope may be off by 8 w of its size; times the input's size, this moves the band.
     """
-    steep = max([1.0, *(float(errors.size(a).max()) for a in (*args[1:], *kwargs.values()) if _is_slope(a))])
+    slopes = [torch.as_tensor(a) for a in (*args[1:], *kwargs.values()) if isinstance(a, (float, Tensor))]
+    steep = max([1.0, *(float(slope.abs().max()) for slope in slopes)])
     sizes = errors.size(value.box)
     if sizes.shape == result.shape:
         own = (sizes * (1 + steep) + 1).add_(errors.size(result)).mul_(128 * value.rounding.w)
     else:
         own = errors.size(result) * 64 * value.rounding.w  # boxed: no band
     return own if error is None else error + own
-
-
-def _is_slope(value: Any) -> bool:
-    return isinstance(value, (float, Tensor))
 
 
 def _cast(func: Func, value: Rounded, args: Any, kwargs: dict[str, Any]) -> Rounded:

@@ -36,14 +36,15 @@ LIBRARY = 16
 ROOM = 32
 
 #: Operations of Box's rule `positive` that copy elements.
-COPIES = frozenset(
-    "clone flip roll repeat tile index_select gather pixel_shuffle pixel_unshuffle channel_shuffle".split()
-)
+COPIES = {
+    *("clone", "flip", "roll", "repeat", "tile", "index_select", "gather"),
+    *("pixel_shuffle", "pixel_unshuffle", "channel_shuffle"),
+}
 #: Monotone operations that select an element; `clamp` rounds its ends.
-_SELECTING = frozenset(
-    "relu6 hardtanh clamp clip clamp_min clamp_max amax amin max_pool1d max_pool2d max_pool3d adaptive_max_pool1d "
-    "adaptive_max_pool2d adaptive_max_pool3d".split()
-)
+_SELECTING = {
+    *("relu6", "hardtanh", "clamp", "clip", "clamp_min", "clamp_max", "amax", "amin"),
+    *(f"{kind}max_pool{dims}d" for kind in ("", "adaptive_") for dims in (1, 2, 3)),
+}
 
 
 @dataclass(frozen=True)
@@ -277,7 +278,8 @@ def _batch_norm(rounding: Rounding, func: Func, args: Any, kwargs: dict[str, Any
     names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     mean, var, weight, bias = (given.get(name) for name in ("running_mean", "running_var", "weight", "bias"))
-    assert mean is not None and var is not None
+    assert isinstance(mean, Tensor)
+    assert isinstance(var, Tensor)
     shape = (-1, *[1] * (given["input"].ndim - 2))
     scale = (var + given.get("eps", 1e-5)).rsqrt()
     scale = (scale if weight is None else weight.abs() * scale).detach().view(shape)
@@ -325,7 +327,8 @@ def _interpolate(rounding: Rounding, func: Func, args: Any, kwargs: dict[str, An
     """Weights follow from positions, which are computed with errors of a few units of the image's size."""
     box, mode = args[0], kwargs.get("mode", args[3] if len(args) > 3 else "nearest")
     if mode in ("nearest", "nearest-exact"):
-        return _same_pixels(rounding, func, args, kwargs)
+        _check_pixels(rounding, func, args, kwargs)
+        return None
     most = max(*box.shape[2:], *result.shape[2:])
     spatial = tuple(range(2, box.ndim))
     if mode == "area":
@@ -335,7 +338,7 @@ def _interpolate(rounding: Rounding, func: Func, args: Any, kwargs: dict[str, An
     return _plus_tiny(rounding, sizes, rounding.of(64 * (most + 2)) + 64 * (most + 2) * rounding.w)
 
 
-def _same_pixels(rounding: Rounding, func: Func, args: Any, kwargs: dict[str, Any]) -> None:
+def _check_pixels(rounding: Rounding, func: Func, args: Any, kwargs: dict[str, Any]) -> None:
     """Refuse where the network's type and that of the bounds do not copy the same pixels."""
     shape = args[0].shape
     count = math.prod(shape[2:])

@@ -13,12 +13,12 @@ With choices in [0, 1] instead of {0, 1} the ReLU is in its triangle: the relaxa
 What the network computes differs from the linear functions by its rounding errors: z may be off by the slack of its
 function, and the objective loses its own.
 
-A lower bound that a linear program yields is computed anew from its dual values, by weak duality and with a bound on the
-rounding of that computation; it holds whatever the solver's tolerances were. The bound of a mixed integer program is
-HiGHS's own, the least of its nodes' linear programs. Those are solved up to tolerances: reduced costs may have the wrong
-sign by at most _TOLERANCE, which is worth at most _TOLERANCE times the widths of all columns and rows, and that is taken
-off (`_doubt`). Rows and bounds are relaxed by ten times the tolerance, so that a point of the network is never cut off.
-That HiGHS keeps its tolerances is what such a proof assumes.
+A lower bound that a linear program yields is computed anew from its dual values, by weak duality and with a bound on
+the rounding of that computation. It holds whatever the solver's tolerances were. The bound of a mixed integer program
+is HiGHS's own, the least of its nodes' linear programs. Those are solved up to tolerances: reduced costs may have the
+wrong sign by at most _TOLERANCE. This is worth at most _TOLERANCE times the widths of all columns and rows, which is
+taken off (`_doubt`). Rows and bounds are relaxed by ten times the tolerance, so that a point of the network is never
+cut off. Such a proof assumes that HiGHS keeps its tolerances.
 """
 
 from __future__ import annotations
