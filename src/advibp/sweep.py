@@ -28,7 +28,7 @@ from advibp.methods import Method
 from advibp.recipe import Recipe
 from advibp.runs import first_net, open_run, train
 from advibp.verify import Attack, Certificate, certify
-from advibp.verify.certifying import Images, check_eps
+from advibp.verify.certifying import Images, arithmetic_of, check_eps
 from advibp.verify.provers import in_order
 from advibp.verify.records import verified_errors
 from advibp.verify.summary import summary
@@ -47,6 +47,7 @@ class Examination:
     attack: Attack = Attack(steps=40)
     sample: int | None = None
     budget: float | None = None
+    arithmetic: str | None = None  # that proofs cover; none: the network's own
 
     def __post_init__(self) -> None:
         in_order(self.by)
@@ -141,12 +142,21 @@ def examined(
 ) -> Certificate:
     """Certify into a folder, with a summary beside the records; what is decided there is not decided again."""
     certificate = certify(
-        net, images, list(eps), by=look.by, attack=look.attack, budget=look.budget, sample=look.sample, out=out
+        net,
+        images,
+        list(eps),
+        by=look.by,
+        arithmetic=look.arithmetic,
+        attack=look.attack,
+        budget=look.budget,
+        sample=look.sample,
+        out=out,
     )
     told = summary(
         certificate,
         attack=look.attack,
         by=in_order(look.by),
+        arithmetic=arithmetic_of(net, look.arithmetic),
         sample=look.sample,
         budget=look.budget,
         command=command,

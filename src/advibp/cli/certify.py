@@ -7,7 +7,7 @@ import json
 import math
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from rich.markup import escape
@@ -27,9 +27,10 @@ from advibp.runs import open_with_facts
 from advibp.training import resolve_device
 from advibp.verify import Attack, Certificate, certify, largest_proved_eps
 from advibp.verify.attacking import attack_all
-from advibp.verify.certifying import check_eps
+from advibp.verify.certifying import arithmetic_of, check_eps
 from advibp.verify.provers import COMPLETE, VERIFIERS, in_order
 from advibp.verify.radius import curve, radii
+from advibp.verify.records import Arithmetic
 from advibp.verify.summary import summary
 
 
@@ -50,6 +51,7 @@ def run_options(run_parser: argparse.ArgumentParser, command: Any) -> None:
             const=["complete"],
             help="leave nothing open but for time: --by " + " ".join(COMPLETE),
         )
+        _arithmetic_option(run_parser)
         run_parser.add_argument(
             "--budget",
             type=float,
@@ -87,11 +89,21 @@ def run_options(run_parser: argparse.ArgumentParser, command: Any) -> None:
     run_parser.set_defaults(command=command)
 
 
+def _arithmetic_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--arithmetic",
+        choices=get_args(Arithmetic),
+        help="what proofs cover: every evaluation in the network's own type, whatever the order of its sums (default), "
+        "or real, the bounds that papers report, which ignore rounding",
+    )
+
+
 def predict_options(predict: argparse.ArgumentParser) -> None:
     predict.add_argument("run", help="folder of a finished run")
     predict.add_argument("image", nargs="+", help="PNG or JPEG of the right size, or test:17 for test image 17")
     predict.add_argument("--net", help="file.py:function or package.module:function, for a network of one's own")
     predict.add_argument("--data-root", metavar="DIR", help="where data sets are looked for and kept")
+    _arithmetic_option(predict)
     predict.set_defaults(command=run_predict)
 
 
@@ -112,6 +124,7 @@ def run_certify(args: argparse.Namespace) -> int:
             test,
             eps,
             by=args.by,
+            arithmetic=args.arithmetic,
             attack=attack,
             budget=args.budget,
             sample=args.sample,
@@ -122,7 +135,13 @@ def run_certify(args: argparse.Namespace) -> int:
         )
     stage = "" if args.stage is None else f", stage {args.stage}"
     images = certificate.counts(certificate.eps[0]).total()
-    OUT.print(_table(certificate, escape(f"{args.run}{stage}: {images} test images, {attack}")))
+    arithmetic = arithmetic_of(net, args.arithmetic)
+    title = f"{args.run}{stage}: {images} test images, {attack}, proofs in {arithmetic} arithmetic"
+    OUT.print(_table(certificate, escape(title)))
+    for radius in certificate.eps:
+        more = certificate.real_proofs(radius)
+        if more:
+            OUT.print(f"eps {radius:g}: {more} more would be proved in real arithmetic, which ignores rounding")
     by = in_order(args.by)
     if len(by) > 1:
         OUT.print(_deciders(certificate))
@@ -130,6 +149,7 @@ def run_certify(args: argparse.Namespace) -> int:
         certificate,
         attack=attack,
         by=by,
+        arithmetic=arithmetic,
         sample=args.sample,
         seed=args.seed,
         budget=args.budget,
@@ -176,7 +196,16 @@ def _print_radii(net: nn.Module, test: Test, attack: Attack, out: Path, args: ar
             "--budget and --workers out."
         )
     with Counting("bisecting", OUT) as counting:
-        found = radii(net, test, by=args.by, attack=attack, out=out, seed=args.seed, progress=counting.progress)
+        found = radii(
+            net,
+            test,
+            by=args.by,
+            arithmetic=args.arithmetic,
+            attack=attack,
+            out=out,
+            seed=args.seed,
+            progress=counting.progress,
+        )
     table = Table("eps", "certified accuracy", "accuracy under attack", title=escape(f"{args.run}: {attack}"))
     points = curve(found, [k / 20 for k in range(1, 11)])
     for eps, proved, unbroken in points:
@@ -190,17 +219,19 @@ def run_predict(args: argparse.Namespace) -> None:
     net, recipe, facts = open_with_facts(args.run, own_net(args))
     from_test = any(name.startswith("test:") for name in args.image)
     test = load_data(recipe, recipe.data, None, args.data_root).test if from_test else None
+    arithmetic = arithmetic_of(net, args.arithmetic)
     for name in args.image:
         x, label = _image(name, test, tuple(facts["input_shape"]))
         with torch.no_grad():
             logits = net(x[None])
         predicted = logits.argmax(1)
         # Rounded down, for what is printed must have been proved.
-        eps = math.floor(1e4 * float(largest_proved_eps(net, x[None], predicted))) / 1e4
+        radius = largest_proved_eps(net, x[None], predicted, arithmetic=args.arithmetic)
+        eps = math.floor(1e4 * float(radius)) / 1e4
         truth = "" if label is None else f" (label {label})"
         share = float(logits.softmax(1)[0, predicted])
         proof = (
-            f"proved for every change of up to eps {eps:.4f} per pixel"
+            f"proved for every change of up to eps {eps:.4f} per pixel, in {arithmetic} arithmetic"
             if eps > 0
             else "not proved at any eps of 0.0001 or more"
         )

@@ -108,6 +108,7 @@ def certified_facts(certified: Certification) -> dict[str, Any]:
     asked = {name for r in certified.radii for name in r.provers.split()}
     return {
         "attack": certified.attack,
+        "arithmetic": certified.arithmetic,
         "at": [at_eps(certified, eps) for eps in certified.eps],
         "curve": _curve(certified.radii),
         "radii": [[short(r.proved), short(r.broken)] for r in certified.radii if r.prediction == r.label],

@@ -64,6 +64,12 @@ class Certification:
         told = {r.attack.partition(" seed=")[0] for r in self.records} or {self.summary.get("attack", "")}
         return " / ".join(sorted(told))
 
+    @property
+    def arithmetic(self) -> str:
+        """What the proofs cover. Files of versions that did not say so ignore rounding."""
+        told = {r.arithmetic for r in self.records if r.verdict == "robust"}
+        return " / ".join(sorted(told)) or self.summary.get("arithmetic", "real")
+
     def counts(self, eps: float) -> dict[str, int]:
         """How many images got each verdict."""
         return dict(

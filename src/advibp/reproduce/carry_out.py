@@ -150,6 +150,7 @@ class Work:
             and said["attack"] == str(asked.attack)
             and said["images"] == (asked.sample or self._test_images(recipe))
             and said.get("sample") == asked.sample
+            and asked.arithmetic in (None, "real", said.get("arithmetic", "real"))
             and (asked.sample is None or said.get("seed", 0) == 0)  # a sample of another seed is of other images
             and (asked.budget is None or (said.get("budget") or asked.budget) >= asked.budget)
             and {f"{eps:g}" for eps in asked.eps} <= said["percent"].keys()

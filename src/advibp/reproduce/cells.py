@@ -15,7 +15,7 @@ from advibp.reproduce.wanted import Ask, Setting
 #: What a column of errors is called, and what it is called in a row of the paper's.
 ERRORS = (("std", "standard"), ("IBP", "verified"), ("PGD", "attack"))
 #: What these say.
-HEADS = "std: standard error; IBP: verified error by IBP; PGD: error under attack."
+HEADS = "std: standard error; IBP: verified error by IBP, in real arithmetic as the paper's; PGD: error under attack."
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:

@@ -232,6 +232,7 @@ def look(
             attack=Attack(steps=_TINY_STEPS if tiny else steps),
             sample=_TINY_IMAGES if tiny else sample,
             budget=(_TINY_SECONDS if tiny else 60.0) if searching else None,
+            arithmetic="real",  # as the paper's numbers
         ),
         stage=stage,
         folder=folder or ("certify" if stage is None else f"certify-stage-{stage}"),

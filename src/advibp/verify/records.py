@@ -150,6 +150,10 @@ class Certificate:
             "verified_error": (total - counts["robust"]) / total,
         }
 
+    def real_proofs(self, eps: float) -> int:
+        """How many open images the provers would prove in real arithmetic, in which the network does not round."""
+        return sum(r.eps == eps and r.verdict != "robust" and r.real_margin is not None for r in self.records)
+
     def flow(self, eps: float) -> list[Decided]:
         """Who decided what, in the order in which the stages are asked."""
         seconds: dict[tuple[str | None, Verdict], list[float]] = {}

@@ -15,6 +15,7 @@ def summary(
     *,
     attack: Attack,
     by: Sequence[str],
+    arithmetic: str,
     sample: int | None = None,
     seed: int = 0,
     budget: float | None = None,
@@ -32,6 +33,7 @@ def summary(
         "command": command,
         "attack": str(attack),
         "by": sorted(everyone.intersection(*known), key=place),
+        "arithmetic": arithmetic,  # that the proofs cover
         "images": certificate.counts(radii[0]).total(),
         "sample": sample,  # None: all of them, or the first ones
         "seed": seed,  # of the sample, and of the attack
@@ -41,6 +43,8 @@ def summary(
             for eps in radii
         },
         "verdicts": {f"{eps:g}": dict(certificate.counts(eps)) for eps in radii},
+        # Open images that would be proved if the network did not round.
+        "real_proofs": {f"{eps:g}": certificate.real_proofs(eps) for eps in radii},
         "flow": {f"{eps:g}": [asdict(decided) for decided in certificate.flow(eps)] for eps in radii},
         "hardware": dict(hardware or {}),
     }
