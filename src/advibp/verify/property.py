@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from advibp import door
 from advibp.bounds import Box
 from advibp.bounds.dispatch import UnsupportedOperation
 from advibp.errors import UserError
@@ -111,7 +112,7 @@ def _question(net: nn.Module, double: nn.Module, shape: tuple[int, ...], case: C
 
 @torch.no_grad()
 def _sat(net: nn.Module, x: Tensor, by: str) -> Finding:
-    return Finding("sat", by, x.flatten(), net(x.clone()).flatten())
+    return Finding("sat", by, x.flatten(), door.run(net, x).flatten())
 
 
 def _check(net: nn.Module, shape: tuple[int, ...], asked: Property) -> None:

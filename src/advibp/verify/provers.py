@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from advibp import door
 from advibp.bounds import Box
 from advibp.bounds.alpha import alpha_margins
 from advibp.bounds.linear import LinearBounds
@@ -30,7 +31,7 @@ class Proof:
 
     def __init__(self, net: nn.Module, box: Box, y: Tensor) -> None:
         self.net, self.box, self.y = net, box, y
-        self.margins = net(box).lower_margins(y)  # what every prover starts from
+        self.margins = door.run(net, box).lower_margins(y)  # what every prover starts from
         self._linear: LinearBounds | None = None
         self._refined = False
 

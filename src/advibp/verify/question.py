@@ -16,6 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from advibp import door
 from advibp.bounds import Box
 from advibp.bounds.linear import LinearBounds
 
@@ -72,7 +73,7 @@ class Question:
         """The first of some points (B, ...) that the network itself, in its own precision, takes where it must not."""
         points = self._inside(x.to(self.lower))
         with torch.no_grad():
-            outputs = self.net(points.clone()).double()
+            outputs = door.run(self.net, points).double()
         over = torch.zeros(len(points), dtype=torch.bool, device=outputs.device)
         for rows, offsets in self.unsafe:
             values = outputs @ rows.T.to(outputs) + offsets.to(outputs)
@@ -116,8 +117,8 @@ class Question:
         share[::2].round_()
         points = self._inside(self.lower + (self.upper - self.lower) * share.to(self.lower))
         with torch.no_grad():
-            exact = self.double(points.double())
-            return torch.nan_to_num(self.net(points.clone()).double() - exact, 0.0, 0.0, 0.0)
+            exact = door.run(self.double, points.double())
+            return torch.nan_to_num(door.run(self.net, points).double() - exact, 0.0, 0.0, 0.0)
 
     def about(self, which: Sequence[int]) -> Question:
         """The same about some of the conjunctions."""
