@@ -1,4 +1,4 @@
-"""A network that writes to its input does, to the bit, what its out-of-place twin does, and the data stay as they were."""
+"""A network that writes to its input does, to the bit, what its out-of-place twin does; the data stay as they were."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def halves(count: int = 60) -> Data:
 
 
 def images_of(source: Data) -> list[Tensor]:
-    assert isinstance(source.train, Split) and isinstance(source.test, Split)
+    assert isinstance(source.train, Split)
+    assert isinstance(source.test, Split)
     return [source.train.x, source.validation.x, source.test.x]
 
 
@@ -185,7 +186,8 @@ def test_attack_all_and_radii_are_those_of_the_twin() -> None:
     writing, plain, x, y = problem()
     given = x.clone()
     found = [attack_all(net, Split(given, y), 0.1, Attack(steps=5)) for net in (writing, plain)]
-    assert torch.equal(found[0].x_adv, found[1].x_adv) and torch.equal(found[0].wrong, found[1].wrong)
+    assert torch.equal(found[0].x_adv, found[1].x_adv)
+    assert torch.equal(found[0].wrong, found[1].wrong)
     attack = Attack(steps=3)
     ours, theirs = ([(r.proved, r.broken) for r in radii(n, Split(given, y), attack=attack)] for n in (writing, plain))
     assert ours == theirs

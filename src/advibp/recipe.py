@@ -70,9 +70,7 @@ class Recipe:
         "sample", one_of("sample", "batch"), "c_max in the scale of each sample's loss, or of the batch-mean loss"
     )
     fosc_set: str = _option(
-        "clipped",
-        one_of("clipped", "ball"),
-        "set of FOSC: the ball within [0, 1], or the whole ball as the paper prints",
+        "clipped", one_of("clipped", "ball"), "set of FOSC: the ball within [0, 1], or the whole ball as the paper prints"
     )
     weighting: str | None = _option(
         None,

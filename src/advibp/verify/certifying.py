@@ -22,9 +22,10 @@ from advibp.modes import modes_kept
 from advibp.progress import Counting
 from advibp.verify.attack import Attack
 from advibp.verify.cascade import Cascade, check_labels
-from advibp.verify.precision import full_precision
+from advibp.verify.precision import check_types, full_precision
 from advibp.verify.provers import SEARCHES, in_order
 from advibp.verify.records import Certificate, Record, RecordFile
+from advibp.verify.selftest import FEW, check_function
 from advibp.verify.workers import in_workers
 
 #: Per image, where a verifier may search for hours and nobody said how long.
@@ -91,6 +92,7 @@ def certify(
     with torch.inference_mode(False), full_precision(), modes_kept(net), ExitStack() as held:
         counting = held.enter_context(Counting("certifying"))
         net.eval()
+        check_types(net)
         cascade = Cascade(net, provers, attack or Attack(), folder, seed, check(net, images), seconds)
         if searching:
             cascade.check_exact(images.batch(torch.arange(1))[0])
@@ -108,7 +110,7 @@ def certify(
             x, y = images.batch(torch.tensor(job.indices)) if job.indices else (None, None)
             return [] if x is None or y is None else cascade.decide(x, y, job.indices, job.prints, job.eps)
 
-        jobs = _jobs(cascade, images, chosen, radii, size, file)
+        jobs = _tested(net, images, _jobs(cascade, images, chosen, radii, size, file))
         workers = min(workers, len(radii) * math.ceil(len(chosen) / size))
         found: list[Record] = []
         done: dict[float, Counter[str]] = {}
@@ -138,6 +140,16 @@ def _jobs(
         over = {r.index for r in kept}
         indices = [i for i in rows if i not in over]
         yield _Job(radius, kept, indices, [prints[i] for i in indices])
+
+
+def _tested(net: nn.Module, images: Images, jobs: Iterator[_Job]) -> Iterator[_Job]:
+    """The same jobs; before the first with something to decide, the network is tested on some of its images."""
+    tested = False
+    for job in jobs:
+        if job.indices and not tested:
+            check_function(net, images.batch(torch.tensor(job.indices[:FEW]))[0])
+            tested = True
+        yield job
 
 
 def fingerprints(x: Tensor, y: Tensor) -> list[str]:

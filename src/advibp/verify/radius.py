@@ -20,8 +20,9 @@ from advibp.progress import Counting
 from advibp.verify.attack import Attack
 from advibp.verify.cascade import chance
 from advibp.verify.certifying import Images, Progress, check, fingerprints
-from advibp.verify.precision import full_precision
+from advibp.verify.precision import check_types, full_precision
 from advibp.verify.provers import PROVERS, Proof, in_order
+from advibp.verify.selftest import check_function
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +57,23 @@ def largest_proved_eps(
 
     What is returned was itself proved, never merely lies below a failure; 0 where no radius was.
     """
-    proved = torch.zeros(len(x), dtype=x.dtype, device=x.device)
-    failed = torch.ones_like(proved) if most is None else most.clone()
-    with full_precision():
-        while len(x) and float((failed - proved).max()) > tolerance:
-            middle = (proved + failed) / 2
-            holds = _proved(net, Box.ball(x, _per_image(middle, x)), y, by)
-            proved, failed = torch.where(holds, middle, proved), torch.where(holds, failed, middle)
+    with full_precision(), modes_kept(net):
+        net.eval()
+        check_types(net)
+        if len(x):
+            check_function(net, x)
+        return _bisected(net, x, y, by, x.new_ones(len(x)) if most is None else most, tolerance)
+
+
+def _bisected(
+    net: nn.Module, x: Tensor, y: Tensor, by: Sequence[str], failed: Tensor, tolerance: float = 1e-4
+) -> Tensor:
+    """The same for a network that was checked; no eps from `failed` (B,) on is tried."""
+    proved = torch.zeros_like(failed)
+    while len(x) and float((failed - proved).max()) > tolerance:
+        middle = (proved + failed) / 2
+        holds = _proved(net, Box.ball(x, _per_image(middle, x)), y, by)
+        proved, failed = torch.where(holds, middle, proved), torch.where(holds, failed, middle)
     return proved
 
 
@@ -130,10 +141,12 @@ def radii(
     found: list[Radius] = []
     with full_precision(), modes_kept(net), ExitStack() as held, Counting("bisecting") as counting, torch.no_grad():
         net.eval()
+        check_types(net)
         asked = {"provers": " ".join(provers), "attack": f"{attack} seed={seed}", "model": check(net, images)}
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(checkpoint.held(folder, "certifying", (folder,)))
+        tested = False
         known = _read(folder / "radii.jsonl") if folder else {}
         for start in range(0, len(images), batch_size):
             rows = list(range(start, min(start + batch_size, len(images))))
@@ -141,6 +154,9 @@ def radii(
             expected = [{**asked, "image": image} for image in fingerprints(x, y)]
             new = [i for i, want in zip(rows, expected, strict=True) if i not in known or not _fits(known[i], want)]
             picked = [i - start for i in new]
+            if new and not tested:
+                check_function(net, x[picked])
+                tested = True
             for radius in _measure(net, x[picked], y[picked], new, provers, attack, seed) if new else []:
                 known.pop(radius["index"], None)  # the newest come last: they tell which network the file is about
                 known[radius["index"]] = Radius(**radius, **expected[radius["index"] - start])
@@ -165,7 +181,7 @@ def _measure(
     if len(right):
         chances = [chance(seed, indices[i], 1.0) for i in right.tolist()]
         broken[right] = smallest_broken_eps(net, x[right], y[right], attack, generators=chances)
-        proved[right] = largest_proved_eps(net, x[right], y[right], by=provers, most=broken[right].clamp(max=1))
+        proved[right] = _bisected(net, x[right], y[right], provers, broken[right].clamp(max=1))
     names = ("index", "label", "prediction", "proved", "broken")
     nearest = [distance if distance <= 1 else None for distance in broken.tolist()]
     columns = (indices, y.tolist(), predicted.tolist(), proved.tolist(), nearest)
