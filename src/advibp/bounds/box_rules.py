@@ -168,8 +168,9 @@ def _divisor(func: Func, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int |
 
 @unary(POSITIVE)
 def positive(func: Func, input: Box, *args: Any, **kwargs: Any) -> Box:
-    if (_divisor(func, args, kwargs) or 1) < 0:
-        unsupported(f"{name_of(func)} with a negative divisor has no rule for a Box")
+    divisor = _divisor(func, args, kwargs)
+    if divisor is not None and divisor <= 0:
+        unsupported(f"{name_of(func)} with a negative divisor or 0 has no rule for a Box")
     center = func(input.center, *args, **kwargs)
     if not center.is_floating_point():
         unsupported(f"{name_of(func)} cannot turn a Box into {center.dtype}")

@@ -20,9 +20,10 @@ from advibp.bounds import Box
 from advibp.bounds.dispatch import UnsupportedOperation
 from advibp.errors import UserError
 from advibp.verify.falsify import falsify
-from advibp.verify.precision import full_precision
+from advibp.verify.precision import check_types, full_precision
 from advibp.verify.provers import SEARCHES
 from advibp.verify.question import PROVED, Question, doubled, like
+from advibp.verify.selftest import FEW, check_function
 from advibp.verify.vnnlib import Case, Property
 
 Verdict = Literal["sat", "unsat", "unknown", "timeout"]
@@ -41,9 +42,12 @@ def decide(net: nn.Module, shape: tuple[int, ...], asked: Property, *, seconds: 
 
     The time is looked at between steps, of which the longest are linear bounds of a whole network.
     """
+    check_types(net)
     _check(net, shape, asked)
     deadline = time.monotonic() + seconds
     with full_precision():
+        middles = [torch.lerp(case.lower, case.upper, 0.5).view(shape) for case in asked.cases[:FEW]]
+        check_function(net, torch.stack(middles).to(like(net).dtype), within=None)
         double = doubled(net)
         attacked = time.monotonic() + seconds / 4
         for case in asked.cases:  # the attack first: one point ends it all
