@@ -47,7 +47,8 @@ def decide(net: nn.Module, shape: tuple[int, ...], asked: Property, *, seconds: 
     deadline = time.monotonic() + seconds
     with full_precision():
         middles = [torch.lerp(case.lower, case.upper, 0.5).view(shape) for case in asked.cases[:FEW]]
-        check_function(net, torch.stack(middles).to(like(net).dtype), within=None)
+        if middles:
+            check_function(net, torch.stack(middles).to(like(net).dtype), within=None)
         double = doubled(net)
         attacked = time.monotonic() + seconds / 4
         for case in asked.cases:  # the attack first: one point ends it all
