@@ -256,3 +256,13 @@ def test_nothing_is_kept_of_a_network_that_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="random"):
         certify(Net(REFUSED["noise"][0]), images(), torch.zeros(5, dtype=torch.long), 0.01, out=tmp_path / "out")
     assert not (tmp_path / "out" / "records.jsonl").exists()
+
+
+def test_a_default_of_low_precision_is_refused() -> None:
+    net, x, y = Net(), images(), torch.zeros(5, dtype=torch.long)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with pytest.raises(UserError, match="set_default_dtype"):
+            certify(net, x, y, 0.01, attack=QUICK)
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -65,6 +65,8 @@ def _switch(owner: Any, name: str, full: Any) -> _Setting:
 
 def check_types(net: nn.Module) -> None:
     """Refuse a network with numbers of low precision, and an autocast that is on: a proof covers neither's rounding."""
+    if is_low(torch.get_default_dtype()):
+        raise UserError(f"torch's default is {torch.get_default_dtype()}; call torch.set_default_dtype(torch.float32).")
     tensors = [*net.named_parameters(), *net.named_buffers()]
     for name, tensor in tensors:
         if is_low(tensor.dtype):
