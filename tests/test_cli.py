@@ -31,6 +31,7 @@ OPTIONS += " --validation 30 --threads 1"
 TRAIN = f"train data.npz 'FC 8' {OPTIONS}"
 
 OWN = """
+import torch
 from torch import nn
 
 class Recurrent(nn.Module):
@@ -49,6 +50,22 @@ class Moody(nn.Linear):
     def forward(self, x):
         raise KeyError("not today")
 
+class Noisy(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x + 0.5 * torch.randn(x.shape))
+
+class Writing(nn.Sequential):
+    def forward(self, x):
+        x *= 1.5
+        return super().forward(x)
+
+class Scaled(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x * 1.5)
+
+def noisy(): return Noisy(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 2))
+def writing(): return Writing(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 2))
+def scaled(): return Scaled(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 2))
 def good(): return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 2))
 def lstm(): return Recurrent()
 def softmax(): return nn.Sequential(nn.Flatten(), nn.Linear(16, 2), nn.Softmax(1))
@@ -259,6 +276,17 @@ def test_a_network_of_ones_own(own_run: Path, capsys: pytest.CaptureFixture[str]
     assert call("certify own --steps 5") == 2
     assert "--net" in capsys.readouterr().err
     assert call("certify own --net own.py:narrow --steps 5") == 2
+    capsys.readouterr()
+    for command in ("certify own --steps 5", "certify own --radius --steps 5", "predict own test:3"):
+        assert call(f"{command} --net own.py:noisy") == 2
+        out, err = capsys.readouterr()
+        assert "draws random numbers" in err
+        assert "class" not in out
+    told = []
+    for name in ("writing", "scaled"):
+        assert call(f"predict own test:3 test:4 --net own.py:{name}") == 0
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1]
 
 
 @pytest.mark.parametrize("command", ["", "train", "certify", "attack", "predict", "nets", "methods", "recipes"])

@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from advibp import door
 from advibp.attacks import Attacked, Net, Range, ascend, attack_loss, inner_ball, uniform_start, wrong_by
 from advibp.errors import UserError
 
@@ -147,7 +148,9 @@ def apgd(
         at = _Climb.begin(rows, y[rows], target, lo, up, far, start)
         for k in range(steps + 1):
             goal = partial(climb_loss, y=at.label, loss=loss, target=at.target if aimed else None)
-            sign, logits = ascend(net, at.now, goal) if k < steps else (None, net(at.now))  # the last is only seen
+            sign, logits = (
+                ascend(net, at.now, goal) if k < steps else (None, door.run(net, at.now))
+            )  # the last is only seen
             if restart == k == 0:
                 likely = logits.scatter(1, y[:, None], -torch.inf).argsort(1, descending=True)
             # A point at which the network overflows is no counterexample, and nowhere to go back to.

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from advibp import door
 from advibp.image_gradient import image
 
 Net = Callable[[Tensor], Tensor]
@@ -60,7 +61,7 @@ def ascend(net: Net, x: Tensor, loss: Callable[[Tensor], Tensor]) -> tuple[Tenso
     """Sign of the input gradient at x of loss(logits) (B,), and the logits there. Parameters get no gradient."""
     x = x.detach().requires_grad_()
     with torch.enable_grad():
-        logits = net(image(x))
+        logits = door.run(net, image(x))
         (grad,) = torch.autograd.grad(loss(logits).sum(), x)
     return grad.sign_(), logits.detach()
 
@@ -168,7 +169,7 @@ def pgd(
                 break
             objective = partial(attack_loss, y=label, loss=loss)
             # The last iterate is only looked at; every other one costs a single forward and backward.
-            sign, logits = ascend(net, now, objective) if k < steps else (None, net(now))
+            sign, logits = ascend(net, now, objective) if k < steps else (None, door.run(net, now))
             wrong = wrong_by(logits, label, by)
             value = objective(logits)
             # A misclassified point always beats a correctly classified one, whatever their losses.

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
+from advibp import door
 from advibp.errors import UserError
 
 
@@ -59,7 +60,7 @@ class Statistics(TorchFunctionMode):
 
     def capture(self, net: Any, x: Tensor) -> None:
         """The clean pass: from here on every pass reuses its statistics."""
-        net(x)
+        door.run(net, x)
         self._reuse = True
 
     def __torch_function__(
@@ -162,5 +163,5 @@ class _Noting(TorchFunctionMode):
 def in_training(net: nn.Module, x: Tensor) -> bool:
     """Whether `net` normalises x (B, ...) by statistics of the batch and keeps running ones, in layers or not."""
     with torch.no_grad(), _Noting() as noting:
-        net(x)
+        door.run(net, x)
     return noting.seen

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from advibp import batchnorm, recompute
+from advibp import batchnorm, door, recompute
 from advibp.bounds import Box
 from advibp.bounds.entering import entering_relus
 from advibp.errors import UserError
@@ -68,7 +68,7 @@ def _check_options(training: Training) -> None:
 
 def _check_logits(training: Training, x: Tensor) -> None:
     try:
-        logits = training.net(x)
+        logits = door.run(training.net, x)
     except Exception as error:  # a network of one's own may raise anything
         raise UserError(f"The network can't take images of shape {tuple(x.shape[1:])}: {error}") from error
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < training.data.classes:

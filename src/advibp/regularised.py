@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from advibp import door
 from advibp.attacks import Range
 from advibp.bounds import Box
 from advibp.bounds.entering import entering_relus
@@ -29,7 +30,7 @@ def shi_ibp(
     """The IBP loss and, while eps grows, terms for tight bounds and balanced ReLUs that fade as it does."""
     box = Box.ball(x, eps, within)
     with entering_relus() as entering:
-        loss = margin_loss(net(box).lower_margins(y), y)
+        loss = margin_loss(door.run(net, box).lower_margins(y), y)
     fading = now.settings.regulariser * (1 - now.ramped)
     if fading > 0 and entering:
         loss = loss + fading * (tightness(box, entering) + balance(entering))

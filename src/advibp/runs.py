@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from advibp import checkpoint, nets
+from advibp import checkpoint, door, nets
 from advibp.data import Data
 from advibp.display import Display, Live
 from advibp.errors import UserError
@@ -261,7 +261,7 @@ def _learn_shapes(net: nn.Module, data: Data) -> None:
     """Lazy layers get their parameters from a first image."""
     try:
         with modes_kept(net):
-            net.eval()(data.validation.x[:1])  # looking must not touch BatchNorm's statistics
+            door.run(net.eval(), data.validation.x[:1])  # looking must not touch BatchNorm's statistics
     except Exception as error:  # a network of one's own may raise anything
         raise UserError(f"The network can't take images of shape {data.input_shape}: {error}") from error
 

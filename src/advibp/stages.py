@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from advibp import attacks, batchnorm
+from advibp import attacks, batchnorm, door
 from advibp.attacks import Range
 from advibp.bounds import Box
 from advibp.bounds.cut import Cut, cuts
@@ -106,7 +106,7 @@ class Stages:
         if not self.stage:
             return x
         with torch.no_grad(), batchnorm.Population():
-            latent: Tensor = self.cut(x).before(x)
+            latent: Tensor = door.run(self.cut(x).before, x)
             return latent
 
     def _find_cuts(self, x: Tensor) -> tuple[list[Cut], list[str]]:

@@ -99,6 +99,12 @@ class Box(Domain):
             return self
         return object.__new__(Box)._fill(center, radius, self._changes)
 
+    def __copy__(self) -> Box:
+        """A box of its own, of the same tensors: an in-place change of one leaves the other as it is."""
+        box = Box._of(self.center, self.radius)
+        box._last, box.elided = self._last, self.elided
+        return box
+
     def _become(self, other: Box) -> Box:
         """Change this box in place."""
         if other.shape != self.shape:

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from advibp.bounds.box import RULES, Box, Operand, _between
-from advibp.bounds.dispatch import Func, name_of, unsupported
+from advibp.bounds.dispatch import Func, name_of, spellings, unsupported
 
 rule, unary = RULES.rule, RULES.unary
 
@@ -156,10 +156,19 @@ POSITIVE = (
 )
 
 
+_DIVIDED = frozenset(spellings("avg_pool2d avg_pool3d"))
+
+
+def _divisor(func: Func, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    """divisor_override of an average pooling: by name, or the sixth argument after the input."""
+    return args[5] if func in _DIVIDED and len(args) > 5 else kwargs.get("divisor_override")
+
+
 @unary(POSITIVE)
 def positive(func: Func, input: Box, *args: Any, **kwargs: Any) -> Box:
-    if (kwargs.get("divisor_override") or 1) < 0:
-        unsupported(f"{name_of(func)} with a negative divisor has no rule for a Box")
+    divisor = _divisor(func, args, kwargs)
+    if divisor is not None and divisor <= 0:
+        unsupported(f"{name_of(func)} with a negative divisor or 0 has no rule for a Box")
     center = func(input.center, *args, **kwargs)
     if not center.is_floating_point():
         unsupported(f"{name_of(func)} cannot turn a Box into {center.dtype}")

@@ -25,6 +25,8 @@ SUPPORTED = (
     "concatenation, sums, and products with constants"
 )
 
+FULL_PRECISION = "let the network compute in float32 or float64."
+
 
 class UnsupportedOperation(UserError):
     """An operation that a value cannot do, or that has no rule."""
@@ -132,7 +134,17 @@ class Rules(dict[Func, Callable[..., Any]]):
         if any(isinstance(arg, Value) and not isinstance(arg, self.kind) for arg in args):  # a method was called
             unsupported(f"{name_of(func)} cannot mix a {self.name} with another kind of set")
         with exactly(_device_type(args or tuple(kwargs.values()))):
-            return rule(func, *args, **kwargs)
+            result = rule(func, *args, **kwargs)
+        if isinstance(result, Domain) and is_low(result.dtype):
+            self._check_precision(func, args, kwargs, result.dtype)
+        return result
+
+    def _check_precision(self, func: Func, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> None:
+        """Refuse to round a set to a type of low precision. One that came in that type may go on in it."""
+        given = [*args, *kwargs.values()]
+        given += [value for values in given if isinstance(values, (tuple, list)) for value in values]
+        if not any(isinstance(value, self.kind) and value.dtype == dtype for value in given):
+            unsupported(f"{name_of(func)} rounds to {dtype}, which bounds do not cover", FULL_PRECISION)
 
     def rule(self, names: str, *funcs: Func) -> Callable[[Func], Func]:
         """Register a rule that looks at all its arguments itself, for these names in all spellings and these
@@ -180,6 +192,11 @@ def exactly(device_type: str) -> AbstractContextManager[object]:
     """Rules keep the precision of their set; autocast would round the bounds."""
     autocast = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
     return torch.autocast(device_type, enabled=False) if autocast else nullcontext()
+
+
+def is_low(dtype: torch.dtype) -> bool:
+    """Whether a type has less precision than float32: float16, bfloat16, float8."""
+    return dtype.is_floating_point and dtype.itemsize < 4
 
 
 def _device_type(args: Any) -> str:

@@ -8,6 +8,7 @@ whatever order its sums are taken, with or without fused multiply-add, on any ha
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -163,6 +164,10 @@ class Rounded(Domain):
             real = margin_radius(last.weight, last.input.radius, y)
             radius = real * (1 + 4 * self.rounding.own_sum(product.terms)) + error + error.gather(1, label)
             return center, radius.scatter(1, label, 0.0)
+
+    def __copy__(self) -> Rounded:
+        """The same set, which in-place operations change by itself."""
+        return Rounded(copy.copy(self._set), self.rounding, keeps_errors=self.keeps_errors, error=self.error)
 
     def __repr__(self) -> str:
         return f"Rounded({self._set!r}, network={self.rounding.network})"

@@ -16,6 +16,7 @@ without outward rounding: they hold up to rounding errors.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 from typing import TypeAlias
@@ -104,6 +105,10 @@ class Zonotope(Domain):
         if not len(self._symbols):  # some of torch's functions take no empty batch
             return self._with(box, box.center.new_zeros(0, *box.shape))
         return self._with(box, linear(self.generators).to(box.dtype).expand(-1, *box.shape))
+
+    def __copy__(self) -> Zonotope:
+        """A zonotope of its own, of the same tensors and symbols."""
+        return self._with(copy.copy(self._box), self.generators)
 
     def _become(self, other: Zonotope) -> Zonotope:
         """Change this zonotope in place."""

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
-from advibp import checkpoint, images
+from advibp import checkpoint, door, images
 from advibp.cli.console import OUT, count, fraction, stage_of
 from advibp.cli.property import property_options, run_property
 from advibp.cli.sources import Test, own_net
@@ -223,7 +223,7 @@ def run_predict(args: argparse.Namespace) -> None:
     for name in args.image:
         x, label = _image(name, test, tuple(facts["input_shape"]))
         with torch.no_grad():
-            logits = net(x[None])
+            logits = door.run(net, x[None])
         predicted = logits.argmax(1)
         # Rounded down, for what is printed must have been proved.
         radius = largest_proved_eps(net, x[None], predicted, arithmetic=args.arithmetic)

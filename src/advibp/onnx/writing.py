@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from advibp import door
 from advibp.checkpoint import write_atomically
 from advibp.errors import UserError
 from advibp.onnx.limits import MOST_BYTES
@@ -76,7 +77,7 @@ def _exported(net: nn.Module, x: Tensor) -> ModelProto:
         try:
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")
-                model = onnx.ModelProto.FromString(export(net, x))
+                model = onnx.ModelProto.FromString(export(net, door.own(x)))
         except Exception as error:  # a network of one's own, and torch's exporter, may raise anything
             failed.append(error)
         else:
@@ -132,7 +133,7 @@ def _difference(net: nn.Module, content: bytes, batches: Sequence[Tensor]) -> fl
         first = str(error).strip().splitlines()[0]
         raise UserError(f"onnxruntime can't run the exported network ({first}); save net.float() instead.") from error
     with torch.no_grad():
-        wanted = [net(x) for x in batches]
+        wanted = [door.run(net, x) for x in batches]
     if any(ours.shape != theirs.shape for ours, theirs in zip(wanted, found, strict=True)):
         return float("nan")
     largest = max(float(output.abs().max()) for output in wanted)

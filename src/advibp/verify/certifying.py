@@ -22,9 +22,10 @@ from advibp.modes import modes_kept
 from advibp.progress import Counting
 from advibp.verify.attack import Attack
 from advibp.verify.cascade import Cascade, check_labels
-from advibp.verify.precision import full_precision
+from advibp.verify.precision import check_types, full_precision
 from advibp.verify.provers import SEARCHES, in_order
 from advibp.verify.records import Arithmetic, Certificate, Record, RecordFile
+from advibp.verify.selftest import FEW, check_function
 from advibp.verify.workers import in_workers
 
 #: Per image, where a verifier may search for hours and nobody said how long.
@@ -94,10 +95,8 @@ def certify(
     with torch.inference_mode(False), full_precision(), modes_kept(net), ExitStack() as held:
         counting = held.enter_context(Counting("certifying"))
         net.eval()
-        model = check(net, images)
-        cascade = Cascade(
-            net, provers, attack or Attack(), folder, seed, model, seconds, arithmetic_of(net, arithmetic)
-        )
+        kind = arithmetic_of(net, arithmetic)
+        cascade = Cascade(net, provers, attack or Attack(), folder, seed, check(net, images), seconds, kind)
         if searching:
             cascade.check_exact(images.batch(torch.arange(1))[0])
         if folder:
@@ -114,7 +113,7 @@ def certify(
             x, y = images.batch(torch.tensor(job.indices)) if job.indices else (None, None)
             return [] if x is None or y is None else cascade.decide(x, y, job.indices, job.prints, job.eps)
 
-        jobs = _jobs(cascade, images, chosen, radii, size, file)
+        jobs = _tested(net, images, _jobs(cascade, images, chosen, radii, size, file))
         workers = min(workers, len(radii) * math.ceil(len(chosen) / size))
         found: list[Record] = []
         done: dict[float, Counter[str]] = {}
@@ -144,6 +143,16 @@ def _jobs(
         over = {r.index for r in kept}
         indices = [i for i in rows if i not in over]
         yield _Job(radius, kept, indices, [prints[i] for i in indices])
+
+
+def _tested(net: nn.Module, images: Images, jobs: Iterator[_Job]) -> Iterator[_Job]:
+    """The same jobs; before the first with something to decide, the network is tested on some of its images."""
+    tested = False
+    for job in jobs:
+        if job.indices and not tested:
+            check_function(net, images.batch(torch.tensor(job.indices[:FEW]))[0])
+            tested = True
+        yield job
 
 
 def fingerprints(x: Tensor, y: Tensor) -> list[str]:
@@ -194,12 +203,8 @@ def _seconds(budget: float | None) -> float:
 
 def arithmetic_of(net: nn.Module, wanted: str | None = None) -> Arithmetic:
     """The arithmetic that a proof covers: the network's own type, or real numbers if they are asked for."""
+    check_types(net)
     types = {t.dtype for t in itertools.chain(net.parameters(), net.buffers()) if t.is_floating_point()}
-    low = sorted(str(t).removeprefix("torch.") for t in types - {torch.float32, torch.float64})
-    if low:
-        raise UserError(
-            f"The network has numbers of type {', '.join(low)}, too coarse for a proof; convert it by net.float()."
-        )
     own: Arithmetic = "float32" if torch.float32 in types or not types else "float64"
     if wanted not in (None, "real", own):
         raise UserError(f"arithmetic is {wanted!r}, but the network runs in {own}; choose {own} or real.")

@@ -8,6 +8,7 @@ import time
 import torch
 from torch import Tensor
 
+from advibp import door
 from advibp.verify.question import Question
 
 
@@ -44,7 +45,7 @@ def downhill(
             return broken
         with torch.enable_grad():
             moving = points.detach().requires_grad_()
-            outputs = question.net(moving.to(question.dtype, copy=True)).double()  # (the network may write to it)
+            outputs = door.run(question.net, moving.to(question.dtype)).double()
             margins = []
             for k in which.unique().tolist():
                 rows, offsets = (part.to(outputs) for part in question.unsafe[k])

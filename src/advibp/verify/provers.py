@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from advibp import door
 from advibp.bounds import Box
 from advibp.bounds.alpha import alpha_margins
 from advibp.bounds.linear import LinearBounds
@@ -37,7 +38,7 @@ class Proof:
             y: labels (B,).
         """
         self.net, self.inputs, self.y = net, inputs, y
-        self.margins = net(inputs).lower_margins(y)  # what every prover starts from
+        self.margins = door.run(net, inputs).lower_margins(y)  # what every prover starts from
         self._linear: LinearBounds | None = None
         self._refined = False
 

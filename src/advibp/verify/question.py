@@ -16,6 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from advibp import door
 from advibp.attacks import inner_ball
 from advibp.bounds import Box
 from advibp.bounds.linear import LinearBounds
@@ -90,7 +91,7 @@ class Question:
         """The first of some points (B, ...) that the network itself, in its own precision, takes where it must not."""
         points = self._inside(x.to(self.lower))
         with torch.no_grad():
-            outputs = self.net(points.clone()).double()
+            outputs = door.run(self.net, points).double()
         over = torch.zeros(len(points), dtype=torch.bool, device=outputs.device)
         for rows, offsets in self.unsafe:
             values = outputs @ rows.T.to(outputs) + offsets.to(outputs)

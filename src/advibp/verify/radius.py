@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from advibp import checkpoint
+from advibp import checkpoint, door
 from advibp.bounds import Box
 from advibp.bounds.rounded import Rounded
 from advibp.errors import UserError
@@ -23,6 +23,7 @@ from advibp.verify.cascade import chance
 from advibp.verify.certifying import Images, Progress, arithmetic_of, check, fingerprints
 from advibp.verify.precision import full_precision
 from advibp.verify.provers import PROVERS, Proof, in_order
+from advibp.verify.selftest import check_function
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,17 +61,26 @@ def largest_proved_eps(
     What is returned was itself proved, never merely lies below a failure; 0 where no radius was. `arithmetic` is what
     the proofs cover, as in `certify`. A tolerance of 0 goes down to the spacing of floating-point numbers.
     """
-    real = arithmetic_of(net, arithmetic) == "real"
-    proved = torch.zeros(len(x), dtype=x.dtype, device=x.device)
-    failed = torch.ones_like(proved) if most is None else most.clone()
-    with full_precision():
-        while len(x) and float((failed - proved).max()) > tolerance:
-            middle = (proved + failed) / 2
-            if bool(((middle == proved) | (middle == failed)).all()):  # neighbours
-                break
-            eps = _per_image(middle, x)
-            holds = _proved(net, Box.ball(x, eps) if real else Rounded.ball(x, eps), y, by)
-            proved, failed = torch.where(holds, middle, proved), torch.where(holds, failed, middle)
+    with full_precision(), modes_kept(net):
+        net.eval()
+        real = arithmetic_of(net, arithmetic) == "real"
+        if len(x):
+            check_function(net, x)
+        return _bisected(net, x, y, by, x.new_ones(len(x)) if most is None else most, real, tolerance)
+
+
+def _bisected(
+    net: nn.Module, x: Tensor, y: Tensor, by: Sequence[str], failed: Tensor, real: bool, tolerance: float = 1e-4
+) -> Tensor:
+    """The same for a network that was checked; no eps from `failed` (B,) on is tried."""
+    proved = torch.zeros_like(failed)
+    while len(x) and float((failed - proved).max()) > tolerance:
+        middle = (proved + failed) / 2
+        if bool(((middle == proved) | (middle == failed)).all()):  # neighbours
+            break
+        eps = _per_image(middle, x)
+        holds = _proved(net, Box.ball(x, eps) if real else Rounded.ball(x, eps), y, by)
+        proved, failed = torch.where(holds, middle, proved), torch.where(holds, failed, middle)
     return proved
 
 
@@ -139,11 +149,13 @@ def radii(
     found: list[Radius] = []
     with full_precision(), modes_kept(net), ExitStack() as held, Counting("bisecting") as counting, torch.no_grad():
         net.eval()
-        asked = {"provers": " ".join(provers), "attack": f"{attack} seed={seed}", "model": check(net, images)}
-        asked["arithmetic"] = arithmetic_of(net, arithmetic)
+        kind = arithmetic_of(net, arithmetic)
+        asked = {"provers": " ".join(provers), "attack": f"{attack} seed={seed}", "arithmetic": kind}
+        asked["model"] = check(net, images)
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(checkpoint.held(folder, "certifying", (folder,)))
+        tested = False
         known = _read(folder / "radii.jsonl") if folder else {}
         for start in range(0, len(images), batch_size):
             rows = list(range(start, min(start + batch_size, len(images))))
@@ -151,9 +163,11 @@ def radii(
             expected = [{**asked, "image": image} for image in fingerprints(x, y)]
             new = [i for i, want in zip(rows, expected, strict=True) if i not in known or not _fits(known[i], want)]
             picked = [i - start for i in new]
-            for radius in (
-                _measure(net, x[picked], y[picked], new, provers, attack, seed, asked["arithmetic"]) if new else []
-            ):
+            if new and not tested:
+                check_function(net, x[picked])
+                tested = True
+            real = asked["arithmetic"] == "real"
+            for radius in _measure(net, x[picked], y[picked], new, provers, attack, seed, real) if new else []:
                 known.pop(radius["index"], None)  # the newest come last: they tell which network the file is about
                 known[radius["index"]] = Radius(**radius, **expected[radius["index"] - start])
             found += [known[i] for i in rows]
@@ -172,11 +186,11 @@ def _measure(
     provers: list[str],
     attack: Attack,
     seed: int,
-    arithmetic: str,
+    real: bool,
 ) -> list[dict[str, Any]]:
     device = next(net.parameters()).device
     x, y = x.to(device), y.to(device)
-    logits = net(x)
+    logits = door.run(net, x)
     predicted = torch.where(logits.isfinite().all(1), logits.argmax(1), -1)
     right = torch.nonzero(predicted == y).flatten()
     proved = torch.zeros(len(x), dtype=x.dtype, device=device)
@@ -185,7 +199,7 @@ def _measure(
         chances = [chance(seed, indices[i], 1.0) for i in right.tolist()]
         broken[right] = smallest_broken_eps(net, x[right], y[right], attack, generators=chances)
         most = broken[right].clamp(max=1)
-        proved[right] = largest_proved_eps(net, x[right], y[right], by=provers, most=most, arithmetic=arithmetic)
+        proved[right] = _bisected(net, x[right], y[right], provers, most, real)
     names = ("index", "label", "prediction", "proved", "broken")
     nearest = [distance if distance <= 1 else None for distance in broken.tolist()]
     columns = (indices, y.tolist(), predicted.tolist(), proved.tolist(), nearest)
