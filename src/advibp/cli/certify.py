@@ -122,7 +122,8 @@ def run_certify(args: argparse.Namespace) -> int:
         )
     stage = "" if args.stage is None else f", stage {args.stage}"
     images = certificate.counts(certificate.eps[0]).total()
-    OUT.print(_table(certificate, escape(f"{args.run}{stage}: {images} test images, {attack}")))
+    OUT.print(_table(certificate, escape(f"{args.run}{stage}: {images} test images, {certificate.attack(attack)}")))
+    _print_attacks(certificate, attack, args.seed)
     by = in_order(args.by)
     if len(by) > 1:
         OUT.print(_deciders(certificate))
@@ -244,6 +245,18 @@ def _table(certificate: Certificate, title: str) -> Table:
     for row in rows:
         table.add_row(*(row[i] for i in shown))
     return table
+
+
+def _print_attacks(certificate: Certificate, asked: Attack, seed: int) -> None:
+    """Say so where the error under attack is not that of the attack asked for alone."""
+    made, now = certificate.attacks(), f"{asked} seed={seed}"
+    if set(made) <= {now}:
+        return
+    OUT.print("the PGD error counts the images that any of these attacks broke; verdicts of earlier calls stand:")
+    for name, verdicts in made.items():
+        when = "this call" if name == now else "earlier call"
+        told = f"{verdicts['falsified']} broken of {verdicts.total()} attacked"
+        OUT.print(f"  {when}: {name}: {told}", markup=False, soft_wrap=True)
 
 
 def _deciders(certificate: Certificate) -> Table:

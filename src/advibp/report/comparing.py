@@ -160,6 +160,7 @@ class Comparison:
             for certified in told
             if not certified.eps
         ]
+        notes += [printable(run.stale[stage]) for run in self.runs if stage in run.stale]
         radii = sorted({eps for certified in told for eps in certified.eps}, key=float)
         groups = {eps: rows_at(told, eps) for eps in radii}
         paired = {eps: [p for other in told[1:] if (p := Paired.of(told[0], other, eps))] for eps in radii}

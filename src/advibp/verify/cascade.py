@@ -43,6 +43,7 @@ class Cascade:
     seed: int
     model: str
     budget: float = math.inf  # seconds per image
+    weights: str = ""  # fingerprint, for the records
 
     def stands(self, record: Record, image: str) -> bool:
         """Whether an earlier record still answers the question: a decision does, whichever attack was asked for."""
@@ -97,6 +98,7 @@ class Cascade:
                 model=self.model,
                 image=prints[i],
                 counterexample=batch.counterexamples.get(i),
+                weights=self.weights,
             )
             for i, index in enumerate(indices)
         ]

@@ -91,7 +91,7 @@ def certify(
     with torch.inference_mode(False), full_precision(), modes_kept(net), ExitStack() as held:
         counting = held.enter_context(Counting("certifying"))
         net.eval()
-        cascade = Cascade(net, provers, attack or Attack(), folder, seed, check(net, images), seconds)
+        cascade = Cascade(net, provers, attack or Attack(), folder, seed, check(net, images), seconds, weights_of(net))
         if searching:
             cascade.check_exact(images.batch(torch.arange(1))[0])
         if folder:
@@ -138,6 +138,11 @@ def _jobs(
         over = {r.index for r in kept}
         indices = [i for i in rows if i not in over]
         yield _Job(radius, kept, indices, [prints[i] for i in indices])
+
+
+def weights_of(net: nn.Module) -> str:
+    """Fingerprint of the weights alone: that of the tensors in a run's model.safetensors."""
+    return checkpoint.fingerprint(net.state_dict())
 
 
 def fingerprints(x: Tensor, y: Tensor) -> list[str]:

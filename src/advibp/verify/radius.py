@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,12 @@ from torch import Tensor, nn
 
 from advibp import checkpoint
 from advibp.bounds import Box
-from advibp.errors import UserError
 from advibp.modes import modes_kept
 from advibp.progress import Counting
 from advibp.verify.attack import Attack
 from advibp.verify.cascade import chance
-from advibp.verify.certifying import Images, Progress, check, fingerprints
+from advibp.verify.certifying import Images, Progress, check, fingerprints, weights_of
+from advibp.verify.lines import Fields, read_lines, to_line
 from advibp.verify.precision import full_precision
 from advibp.verify.provers import PROVERS, Proof, in_order
 
@@ -38,8 +37,27 @@ class Radius:
     broken: float | None
     provers: str  # who was asked for a proof
     attack: str  # the attack and all its options
-    model: str  # fingerprint of the weights this is about
+    model: str  # fingerprint of the function this is about: its weights, and what it makes of a fixed image
     image: str  # fingerprint of the image and its label
+    weights: str = ""  # fingerprint of the weights alone, which a run's folder can be compared with; "": not known
+
+    @classmethod
+    def of(cls, content: dict[str, Any]) -> Radius:
+        """A radius from its fields; a ValueError says which one is wrong."""
+        required = [f.name for f in fields(cls) if f.default is MISSING]
+        check = Fields(content, [f.name for f in fields(cls)], required)
+        check.integer("index", 0)
+        check.integer("label", 0)
+        check.integer("prediction", -1)
+        check.number("proved", 0, 1)
+        check.number_or_none("broken", 0, 1)
+        check.text("provers", "attack", "model", "image", "weights")
+        radius = cls(**content)
+        if radius.broken is not None and radius.proved > radius.broken:
+            raise ValueError(f"proved is {radius.proved}, but must not exceed broken, which is {radius.broken}")
+        if radius.prediction != radius.label and radius.proved > 0:
+            raise ValueError(f"proved is {radius.proved}, but must be 0 for a misclassified image")
+        return radius
 
 
 @torch.no_grad()
@@ -131,10 +149,11 @@ def radii(
     with full_precision(), modes_kept(net), ExitStack() as held, Counting("bisecting") as counting, torch.no_grad():
         net.eval()
         asked = {"provers": " ".join(provers), "attack": f"{attack} seed={seed}", "model": check(net, images)}
+        weights = weights_of(net)
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(checkpoint.held(folder, "certifying", (folder,)))
-        known = _read(folder / "radii.jsonl") if folder else {}
+        known = {r.index: r for r in read_lines(folder / "radii.jsonl", Radius.of)} if folder else {}
         for start in range(0, len(images), batch_size):
             rows = list(range(start, min(start + batch_size, len(images))))
             x, y = images.batch(torch.tensor(rows))
@@ -143,10 +162,10 @@ def radii(
             picked = [i - start for i in new]
             for radius in _measure(net, x[picked], y[picked], new, provers, attack, seed) if new else []:
                 known.pop(radius["index"], None)  # the newest come last: they tell which network the file is about
-                known[radius["index"]] = Radius(**radius, **expected[radius["index"] - start])
+                known[radius["index"]] = Radius(**radius, **expected[radius["index"] - start], weights=weights)
             found += [known[i] for i in rows]
             if folder and new:
-                lines = "".join(json.dumps(asdict(radius)) + "\n" for radius in known.values())
+                lines = "".join(to_line(asdict(radius)) for radius in known.values())
                 checkpoint.write_atomically(folder / "radii.jsonl", lines)
             (progress or counting.progress)(1.0, len(found), len(images))
     return found
@@ -170,14 +189,6 @@ def _measure(
     nearest = [distance if distance <= 1 else None for distance in broken.tolist()]
     columns = (indices, y.tolist(), predicted.tolist(), proved.tolist(), nearest)
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-
-
-def _read(path: Path) -> dict[int, Radius]:
-    lines = path.read_text().splitlines() if path.exists() else []
-    try:
-        return {radius.index: radius for radius in (Radius(**json.loads(line)) for line in lines)}
-    except (ValueError, TypeError):
-        raise UserError(f"{path} is damaged: a line is no image's radius; delete it to measure anew.") from None
 
 
 def _fits(radius: Radius, wanted: dict[str, str]) -> bool:
