@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from advibp.bounds.dispatch import Domain, Rules, exactly, unsupported
+from advibp.bounds.labels import checked_labels
 from advibp.errors import UserError
 
 Operand: TypeAlias = Union["Box", Tensor, float]
@@ -157,9 +158,7 @@ class Box(Domain):
         return center - radius
 
     def _margins(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        if self.ndim != 2 or y.shape != self.shape[:1]:
-            shapes = f"{tuple(self.shape)} and {tuple(y.shape)}"
-            raise UserError(f"margins need outputs (B, K) and labels (B,), not {shapes}; flatten the outputs first.")
+        y = checked_labels(y, self.shape)
         label = y.unsqueeze(1)
         center = self.center.gather(1, label) - self.center
         if self._last is None:

@@ -15,6 +15,7 @@ from rich.table import Table
 from torch import nn
 
 from advibp import checkpoint, images
+from advibp.checks import check_eps
 from advibp.cli.console import OUT, count, fraction, stage_of
 from advibp.cli.property import property_options, run_property
 from advibp.cli.sources import Test, own_net
@@ -27,7 +28,6 @@ from advibp.runs import open_with_facts
 from advibp.training import resolve_device
 from advibp.verify import Attack, Certificate, certify, largest_proved_eps
 from advibp.verify.attacking import attack_all
-from advibp.verify.certifying import check_eps
 from advibp.verify.provers import COMPLETE, VERIFIERS, in_order
 from advibp.verify.radius import curve, radii
 from advibp.verify.summary import summary
@@ -190,7 +190,7 @@ def _print_radii(net: nn.Module, test: Test, attack: Attack, out: Path, args: ar
 def run_predict(args: argparse.Namespace) -> None:
     net, recipe, facts = open_with_facts(args.run, own_net(args))
     from_test = any(name.startswith("test:") for name in args.image)
-    test = load_data(recipe, recipe.data, None, args.data_root).test if from_test else None
+    test = load_data(recipe, recipe.data, None, args.data_root, validate=False).test if from_test else None
     for name in args.image:
         x, label = _image(name, test, tuple(facts["input_shape"]))
         with torch.no_grad():
@@ -212,7 +212,7 @@ def run_predict(args: argparse.Namespace) -> None:
 def _open(args: argparse.Namespace) -> tuple[nn.Module, Recipe, Test]:
     """Network, recipe and test images of a run's folder."""
     net, recipe, facts = open_with_facts(args.run, own_net(args), args.stage)
-    data = load_data(recipe, args.data or recipe.data, None, args.data_root)
+    data = load_data(recipe, args.data or recipe.data, None, args.data_root, validate=False)
     if list(data.input_shape) != facts["input_shape"] or data.classes > facts["classes"]:
         raise UserError(
             f"{args.data or recipe.data} has {data.classes} classes and images of shape {list(data.input_shape)}, but "

@@ -13,10 +13,11 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from advibp.errors import UserError
-from advibp.report.naming import names_of, printable
+from advibp.report.naming import names_of
 from advibp.report.reading import Certification, Errors, RunFiles
 from advibp.report.sections import TableSection
 from advibp.report.watching import epochs_of
+from advibp.terminal import printable
 
 #: More runs than this are rows, not columns.
 COLUMNS = 4

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from advibp import checkpoint
 from advibp.bounds import Box
+from advibp.checks import check_callable, check_folder, check_net, check_whole
 from advibp.modes import modes_kept
 from advibp.progress import Counting
-from advibp.verify.attack import Attack
+from advibp.verify.arguments import Images, readable
+from advibp.verify.attack import Attack, check_attack
 from advibp.verify.cascade import chance
-from advibp.verify.certifying import Images, Progress, check, fingerprints, weights_of
+from advibp.verify.certifying import Progress, check, fingerprints, weights_of
 from advibp.verify.lines import Fields, read_lines, to_line
 from advibp.verify.precision import full_precision
 from advibp.verify.provers import PROVERS, Proof, in_order
@@ -143,8 +145,12 @@ def radii(
 ) -> list[Radius]:
     """Both radii of every image. With `out` they are kept in radii.jsonl there, batch by batch, and a second call
     continues: for the same network, image and question."""
+    check_net(net, images, "radii(net, images)")
+    check_attack(attack)
+    check_callable("progress", progress, "progress(eps, done, total)")
+    images, folder = readable(images), check_folder("out", out)
     provers, attack = in_order(by, tuple(PROVERS)), attack or Attack()
-    folder = Path(out) if out is not None else None
+    batch_size, seed = check_whole("batch_size", batch_size, 1), check_whole("seed", seed)
     found: list[Radius] = []
     with full_precision(), modes_kept(net), ExitStack() as held, Counting("bisecting") as counting, torch.no_grad():
         net.eval()
