@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -76,14 +77,24 @@ def check_folder(name: str, value: Any) -> Path | None:
     """A folder, which need not exist, but can be made; None for none."""
     if value is None:
         return None
-    try:
-        path = Path(value)
-    except TypeError:
-        raise UserError(f"{name} is {shortened(value)}, but must be the path of a folder.") from None
+    path = check_path(name, value)
     for part in (path, *path.parents):
         if part.exists() and not part.is_dir():
             raise UserError(f"{name} is {path}, but {part} is a file; give the path of a folder.")
     return path
+
+
+def check_path(name: str, value: Any) -> Path:
+    if not isinstance(value, str | os.PathLike) or "\0" in os.fsdecode(value):
+        raise UserError(f"{name} is {shortened(value)}, but must be a path.")
+    return Path(value)
+
+
+def make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{path} can't be made ({error.strerror}); choose another folder.") from None
 
 
 def check_callable(name: str, value: Any, usage: str) -> None:

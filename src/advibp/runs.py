@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from advibp import checkpoint, nets
-from advibp.checks import check_folder, check_net, named
+from advibp.checks import check_folder, check_net, check_path, named
 from advibp.data import Data, Split
 from advibp.display import Display, Live
 from advibp.errors import UserError
@@ -68,6 +68,10 @@ def train(
     """
     check_net(net, data, _USAGE)
     _check_data(data)
+    if recipe is not None and not isinstance(recipe, Recipe):
+        check_path("recipe", recipe)
+    if show is not None and not hasattr(show, "epoch"):
+        raise UserError(f"show is {named(show)}, but must be a Display, such as advibp.display.Silent().")
     path = check_folder("out", out)
     own = method if isinstance(method, Method) else None
     if own is not None:
@@ -305,7 +309,7 @@ def open_with_facts(
     path: str | Path, net: nn.Module | None = None, stage: int | None = None
 ) -> tuple[nn.Module, Recipe, dict[str, Any]]:
     """The same, and the input shape and classes the network was trained for."""
-    folder = RunFolder(Path(path))
+    folder = RunFolder(check_path("path", path))
     recipe = folder.recipe()
     tensors, facts = folder.load_model(stage)
     if net is None and not nets.is_known(recipe.net):

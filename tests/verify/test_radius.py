@@ -168,8 +168,12 @@ def test_radii_are_continued_and_measured_anew_for_another_question(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("index", -1), ("index", True), ("label", "0"), ("prediction", -2), ("proved", -0.1), ("proved", 1.1), ("proved", math.nan), ("proved", None), ("broken", 2), ("broken", 0.1), ("broken", "no"), ("model", 3), ("attack", None), ("label", 1), ("weights", 1), ("surprise", 0)],
-)
+    [
+        ("index", -1), ("index", True), ("label", "0"), ("prediction", -2), ("proved", -0.1), ("proved", 1.1),
+        ("proved", math.nan), ("proved", None), ("broken", 2), ("broken", 0.1), ("broken", "no"), ("model", 3),
+        ("attack", None), ("label", 1), ("weights", 1), ("surprise", 0),
+    ],
+)  # fmt: skip
 def test_every_field_is_checked(name: str, value: object, tmp_path: Path) -> None:
     good = Radius(
         index=0, label=0, prediction=0, proved=0.2, broken=0.3, provers="ibp", attack="a", model="m", image="i"

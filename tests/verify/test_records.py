@@ -132,7 +132,7 @@ def test_every_field_is_checked(name: str, value: Any, tmp_path: Path) -> None:
     """Also where the checksum fits."""
     path = tmp_path / "records.jsonl"
     path.write_text(to_line(asdict(record(0))) + to_line({**asdict(record(1)), name: value}))
-    with pytest.raises(UserError, match="records.jsonl is damaged in line 2") as raised:
+    with pytest.raises(UserError, match=r"records\.jsonl is damaged in line 2") as raised:
         RecordFile.open(path)
     assert name in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -156,7 +156,13 @@ def test_all_attacks_are_named_that_were_made() -> None:
 
     strong, weak = "pgd steps=100 seed=0", "pgd steps=2 seed=0"
     found = Certificate(
-        [by(0, "robust", "never made seed=0"), by(1, "misclassified", "nor this seed=0"), by(2, "falsified", strong), by(3, "falsified", strong), by(4, "unknown", weak)]
+        [
+            by(0, "robust", "never made seed=0"),
+            by(1, "misclassified", "nor this seed=0"),
+            by(2, "falsified", strong),
+            by(3, "falsified", strong),
+            by(4, "unknown", weak),
+        ]
     )
     assert found.attacks() == {strong: {"falsified": 2}, weak: {"unknown": 1}}
     assert found.attack("asked now") == "pgd steps=100 / pgd steps=2"

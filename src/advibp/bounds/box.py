@@ -11,6 +11,7 @@ outward rounding: they hold up to rounding errors.
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import NamedTuple, TypeAlias, Union
 
 import torch
@@ -208,9 +209,12 @@ def _check_floating(value: object) -> None:
 
 
 def _check_size(name: str, size: float | Tensor) -> None:
-    good = bool(((size >= 0) & size.isfinite()).all()) if isinstance(size, Tensor) else 0 <= size < math.inf
+    if isinstance(size, Tensor):
+        good = size.dtype != torch.bool and bool(((size >= 0) & size.isfinite()).all())
+    else:
+        good = isinstance(size, Real) and not isinstance(size, bool) and 0 <= float(size) < math.inf
     if not good:
-        raise UserError(f"{name} must be finite and not negative; got {size}.")
+        raise UserError(f"{name} must be finite and not negative; got {size!r}.")
 
 
 def version_of(weight: Tensor) -> int:

@@ -39,7 +39,7 @@ def images_and_radii(images: Any, given: list[Any], eps: Any) -> tuple[Images, l
     if given and eps is None:
         eps = given.pop(0)
     if given or eps is None:
-        what = "eps is missing" if eps is None else f"there are {len(given)} arguments too many"
+        what = "eps is missing" if eps is None else "There are too many arguments"
         raise UserError(f"{what}; call {USAGE}, and give the rest by name, such as by=['ibp'].")
     return readable(images), radii_of(eps)
 
@@ -91,6 +91,8 @@ def _split(x: Tensor, y: Tensor) -> Split:
         if not isinstance(part, Tensor) or part.layout != torch.strided or part.is_meta:
             kind = f"{part.layout} on {part.device}" if isinstance(part, Tensor) else type(part).__name__
             raise UserError(f"The {name} are {kind}; give a dense tensor that holds numbers.")
+    if not x.is_floating_point():
+        raise UserError(f"The images are of type {x.dtype}; expected floats in [0, 1], such as x.float() / 255.")
     if x.dim() == 0 or len(x) == 0 or y.shape != x.shape[:1]:
         shapes = f"images of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}"
         raise UserError(f"There are {shapes}; expected (N, ...) and (N,), one label per image and at least one image.")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from advibp import checkpoint
-from advibp.checks import check_callable, check_folder, check_net, check_seconds, check_whole
+from advibp.checks import check_callable, check_folder, check_net, check_seconds, check_whole, make_folder
 from advibp.data import Split
 from advibp.errors import UserError
 from advibp.modes import modes_kept
@@ -93,7 +93,7 @@ def certify(
         if searching:
             cascade.check_exact(images.batch(torch.arange(1))[0])
         if folder:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             held.enter_context(checkpoint.held(folder, "certifying", (folder, folder / "counterexamples")))
         file = RecordFile.open(folder / "records.jsonl") if folder else None
         if workers > 1 and next(net.parameters()).device.type != "cpu":

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from advibp import checkpoint
 from advibp.bounds import Box
-from advibp.checks import check_callable, check_folder, check_net, check_whole
+from advibp.checks import check_callable, check_folder, check_net, check_whole, is_finite, make_folder, shortened
+from advibp.errors import UserError
 from advibp.modes import modes_kept
 from advibp.progress import Counting
 from advibp.verify.arguments import Images, readable
@@ -76,6 +77,9 @@ def largest_proved_eps(
 
     What is returned was itself proved, never merely lies below a failure; 0 where no radius was.
     """
+    check_net(net, x, "largest_proved_eps(net, x, y)")
+    if not is_finite(tolerance) or not tolerance > 0:
+        raise UserError(f"tolerance is {shortened(tolerance)}, but must be a number above 0, such as 1e-4.")
     proved = torch.zeros(len(x), dtype=x.dtype, device=x.device)
     failed = torch.ones_like(proved) if most is None else most.clone()
     with full_precision():
@@ -157,7 +161,7 @@ def radii(
         asked = {"provers": " ".join(provers), "attack": f"{attack} seed={seed}", "model": check(net, images)}
         weights = weights_of(net)
         if folder:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             held.enter_context(checkpoint.held(folder, "certifying", (folder,)))
         known = {r.index: r for r in read_lines(folder / "radii.jsonl", Radius.of)} if folder else {}
         for start in range(0, len(images), batch_size):
