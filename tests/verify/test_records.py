@@ -164,7 +164,7 @@ def test_all_attacks_are_named_that_were_made() -> None:
             by(4, "unknown", weak),
         ]
     )
-    assert found.attacks() == {strong: {"falsified": 2}, weak: {"unknown": 1}}
+    assert found.attacks() == {strong: {"broken": 2, "unbroken": 0}, weak: {"broken": 0, "unbroken": 1}}
     assert found.attack("asked now") == "pgd steps=100 / pgd steps=2"
     assert Certificate(found.records[:2]).attack("asked now") == "asked now"
     seeds = Certificate([by(0, "unknown", "pgd steps=2 seed=1"), by(1, "unknown", weak)])

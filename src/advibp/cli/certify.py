@@ -253,9 +253,9 @@ def _print_attacks(certificate: Certificate, asked: Attack, seed: int) -> None:
     if set(made) <= {now}:
         return
     OUT.print("the PGD error counts the images that any of these attacks broke; verdicts of earlier calls stand:")
-    for name, verdicts in made.items():
+    for name, counts in made.items():
         when = "this call" if name == now else "earlier call"
-        told = f"{verdicts['falsified']} broken of {verdicts.total()} attacked"
+        told = ", ".join(f"{images} {what}" for what, images in counts.items() if images)
         OUT.print(f"  {when}: {name}: {told}", markup=False, soft_wrap=True)
 
 

@@ -190,17 +190,18 @@ class Certificate:
             "verified_error": (total - counts["robust"]) / total,
         }
 
-    def attacks(self) -> dict[str, Counter[Verdict]]:
-        """Each attack, with its seed, that was made on some images, and the verdicts of these; most images first.
+    def attacks(self) -> dict[str, dict[str, int]]:
+        """Each attack, with its seed, that was made on some images: how many are broken and unbroken; most first.
 
         Records stand whatever attack is asked for later, so there may be several. Images that are misclassified, or
         proved by a verifier that comes before the attack, were not attacked.
         """
-        made: dict[str, Counter[Verdict]] = {}
+        made: dict[str, dict[str, int]] = {}
         for r in self.records:
             if place(r.by) >= place("pgd"):
-                made.setdefault(r.attack, Counter())[r.verdict] += 1
-        return dict(sorted(made.items(), key=lambda item: -item[1].total()))
+                counts = made.setdefault(r.attack, {"broken": 0, "unbroken": 0})
+                counts["broken" if r.by in _ATTACKS else "unbroken"] += 1
+        return dict(sorted(made.items(), key=lambda item: -sum(item[1].values())))
 
     def attack(self, asked: Attack | str = "") -> str:
         """All attacks in one text, their seeds only where they differ in nothing else.

@@ -32,7 +32,7 @@ def summary(
     return {
         "command": command,
         "attack": certificate.attack(attack),
-        "attacks": {name: dict(verdicts) for name, verdicts in certificate.attacks().items()},
+        "attacks": certificate.attacks(),
         "weights": certificate.weights,  # their fingerprint
         "by": sorted(everyone.intersection(*known), key=place),
         "images": certificate.counts(radii[0]).total(),
