@@ -11,6 +11,7 @@ import json
 import os
 import pickle
 import resource
+import shlex
 import shutil
 import signal
 import stat
@@ -247,6 +248,10 @@ def picture_files(here: Path, x: np.ndarray) -> None:
     Image.fromarray(x[0]).save(here / "first.png")
     Image.fromarray(x[0]).save(here / "secret.png")
     png_bomb(here / "bomb.png")
+    alpha = np.full_like(x[0], 255)
+    Image.fromarray(np.stack([x[0], alpha], -1)).save(here / "opaque.png")
+    Image.fromarray(np.stack([x[0], x[0], x[0], alpha - 1], -1)).save(here / "glass.png")
+    Image.fromarray(x[0]).convert("P").save(here / "hole.png", transparency=int(x[0, 0, 0]))
     (here / "script.png").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\nshowpage\n")
     (here / "gs").write_text("#!/bin/sh\necho > executed\n")  # whoever runs Ghostscript on a picture runs this
     (here / "gs").chmod(0o755)
@@ -276,6 +281,12 @@ RECIPES = {
 }
 
 
+EDITED = {
+    "verdict": ('"verdict": "', '"verdict": "not '),
+    "better": ('"index": 4', '"index": 400'),
+}
+
+
 def damaged_runs(here: Path) -> None:
     """Copies of a finished run, each with one thing wrong."""
 
@@ -291,6 +302,13 @@ def damaged_runs(here: Path) -> None:
     (copy("metrics") / "metrics.jsonl").write_text('{"epoch": 1}\n{"epo\n{"epoch": 3}\n')
     (copy("records") / "certify").mkdir()
     (here / "records" / "certify" / "records.jsonl").write_text('{"index": 0}\n')
+    for name, change in EDITED.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(here)
+            copy(name)
+            assert call(f"certify {name} --eps 0.05 --steps 2 --limit 5 --threads 1") == 0
+        file = here / name / "certify" / "records.jsonl"
+        file.write_text(file.read_text().replace(*change))
     (copy("recordless") / "certify" / "records.jsonl").mkdir(parents=True)
     (copy("blocked") / "certify").write_text("in the way")
     (copy("forgotten") / "recipe.yaml").unlink()
@@ -445,6 +463,10 @@ OTHERS = {
     "flipped bits in all checkpoints": ("train --resume --out flipped", "No checkpoint of flipped"),
     "damaged metrics": ("train --resume --out metrics", "metrics.jsonl is damaged"),
     "damaged records": ("certify records --steps 2", "records.jsonl is damaged"),
+    "records with a strange verdict": ("certify verdict --steps 2", "records.jsonl is damaged in line 1"),
+    "records that were edited": ("certify better --steps 2", "in line 5: it was changed after it was written"),
+    "records that were edited, reported": ("report better --out new.html", "in line 5: it was changed after"),
+    "records that were edited, compared": ("compare run better", "in line 5: it was changed after"),
     "records that are a folder": ("certify recordless --steps 2", "records.jsonl"),
     "file in the place of the records": ("certify blocked --steps 2", "certify"),
     "certifying without a recipe": ("certify forgotten", "recipe.yaml is missing"),
@@ -461,6 +483,8 @@ OTHERS = {
     "model for other images": ("certify other", "other/model.safetensors"),
     "picture bomb to predict": ("predict run bomb.png", "bomb.png"),
     "PostScript as a picture": ("predict run script.png", "script.png"),
+    "picture with an alpha channel": ("predict run glass.png", "transparent pixels"),
+    "picture with a transparent colour": ("predict run hole.png", "transparent pixels"),
     "picture that is a folder": ("predict run run", "run"),
     "nothing to fetch": ("data fetch", "needs one name"),
     "unknown set to fetch": ("data fetch cifar11", "cifar10"),
@@ -532,6 +556,66 @@ def test_bad_input_is_told_in_one_line_and_does_no_harm(
     assert len(said) < 6000
     assert word in said
     assert snapshot(here) == before  # `executed` is not there either
+
+
+def test_an_opaque_alpha_channel_changes_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("predict run first.png opaque.png") == 0
+    plain, opaque = capsys.readouterr().out.splitlines()
+    assert opaque == plain.replace("first.png", "opaque.png")
+
+
+def test_a_set_too_small_for_validation_can_be_certified(here: Path, tmp_path: Path) -> None:
+    x, y = halves(4)
+    np.savez(tmp_path / "small.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    shutil.copytree(here / "run", tmp_path / "run")
+    assert call(f"certify {tmp_path / 'run'} --data {tmp_path / 'small.npz'} --eps 0.05 --steps 2 --threads 1") == 0
+    assert (tmp_path / "run" / "certify-on-small" / "records.jsonl").read_text().count("\n") == 4
+
+
+ESCAPE = "\x1b[31m\x1b]0;title\x07\x9b2J\u202e"
+
+
+def test_no_escape_of_a_file_reaches_the_terminal(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a recipe, the name of a file, a class, a run, and from what is complained of."""
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / f"run{ESCAPE}"
+    shutil.copytree(here / "run", run)
+    shutil.copytree(here / "run", tmp_path / "other")
+    said = (run / "recipe.yaml").read_text()
+    Path("evil.yaml").write_text(json.dumps({"method": ESCAPE}))
+    Path("key.yaml").write_text(json.dumps({ESCAPE: 1}))
+    Path(f"{ESCAPE}.npz").write_bytes((here / "data.npz").read_bytes())
+    x, _ = halves(40)
+    for i, image in enumerate(x):
+        folder = Path("pictures") / "train" / f"{ESCAPE}{i % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / f"{i}{ESCAPE}.png")
+    Image.fromarray(x[0]).save(f"{ESCAPE}.png")
+    commands = [
+        (0, ["certify", str(run), "--data", str(here / "data.npz"), "--eps", "0.05", "--steps", "2", "--limit", "5"]),
+        (0, ["attack", str(run), "--data", str(here / "data.npz"), "--eps", "0.05", "--steps", "2", "--limit", "5"]),
+        (0, ["predict", str(run), f"{ESCAPE}.png"]),
+        (0, ["data", f"{ESCAPE}.npz"]),
+        (0, ["data", "pictures"]),
+        (0, ["watch", str(run), "--once"]),
+        (0, ["compare", str(run), "other"]),
+        (0, ["report", str(run), "--out", f"{ESCAPE}.html"]),
+        (2, ["certify", f"{ESCAPE}"]),
+        (2, ["train", "--recipe", "evil.yaml"]),
+        (2, ["train", "--recipe", "key.yaml"]),
+        (2, ["train", ESCAPE, "a"]),
+        (2, ["certify", "run", "--steps", ESCAPE]),
+    ]
+    for code, command in commands:
+        assert call(shlex.join(command)) == code, command
+        out, err = capsys.readouterr()
+        assert out + err
+        assert not set("\x1b\x07\x9b\u202e") & set(out + err), command
+    (run / "recipe.yaml").write_text(said.replace("method: advibp", f"method: {json.dumps(ESCAPE)}"))
+    assert call(shlex.join(["certify", str(run)])) == 2
+    assert "\x1b" not in capsys.readouterr().err
 
 
 # Archives: what is fetched has a known checksum, so that evil ones get no farther than this.

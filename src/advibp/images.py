@@ -29,6 +29,11 @@ def read(path: str | Path, input_shape: tuple[int, int, int]) -> Tensor:
                 )
             if image.mode[0] in "IF":  # would be cut off at 255, not scaled
                 raise UserError(f"{path} has more than 8 bits a pixel; convert it to 8 bits first.")
+            if image.has_transparency_data and image.convert("RGBA").getchannel("A").getextrema() != (255, 255):
+                raise UserError(
+                    f"{path} has transparent pixels, whose colour depends on what lies behind them; save it without an "
+                    f"alpha channel first."
+                )
             pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"), dtype=np.float32) / 255
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; give an image file, or test:17 for test image 17.") from None

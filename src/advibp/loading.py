@@ -7,11 +7,14 @@ from advibp.progress import Fetching
 from advibp.recipe import Recipe
 
 
-def load_data(recipe: Recipe, source: str, limit: int | None, root: str | None = None) -> datasets.Data:
+def load_data(
+    recipe: Recipe, source: str, limit: int | None, root: str | None = None, *, validate: bool = True
+) -> datasets.Data:
+    """The data set of a recipe, or another `source`; without `validate` no training images are held out."""
     with Fetching() as fetching:
         return datasets.load(
             source,
-            validation=recipe.validation,
+            validation=recipe.validation if validate else 0,
             limit=limit,
             root=root or recipe.data_root,
             size=recipe.size,

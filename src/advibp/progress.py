@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from advibp.terminal import Terminal
+
 # What is done sooner needs no progress.
 _PATIENCE = 2.0
 
@@ -18,7 +20,7 @@ class Counting:
     """Call `progress(eps, done, total)` now and then; what takes less than two seconds stays silent."""
 
     def __init__(self, verb: str, console: Console | None = None) -> None:
-        self.verb, self.console = verb, console or Console(stderr=True, highlight=False)
+        self.verb, self.console = verb, console or Terminal(stderr=True, highlight=False)
         self.bar = Progress(console=self.console, transient=True)
         self.tasks: dict[float, TaskID] = {}
         self.last_line = time.perf_counter()
@@ -51,7 +53,7 @@ class Fetching:
     """Call `progress(what, done, total)` now and then, in bytes; without a total, ``what`` is told once and at once."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True, highlight=False)
+        self.console = console or Terminal(stderr=True, highlight=False)
         columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
         self.bar = Progress(*columns, console=self.console, transient=True)
         self.what, self.task = "", TaskID(-1)

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from advibp import checkpoint, door, nets
-from advibp.data import Data
+from advibp.checks import check_folder, check_net, check_path, named
+from advibp.data import Data, Split
 from advibp.display import Display, Live
 from advibp.errors import UserError
 from advibp.events import Events
@@ -29,10 +29,13 @@ from advibp.next_steps import has_command, how_to_go_on
 from advibp.randomness import untouched_global_state
 from advibp.recipe import Recipe
 from advibp.stopping import Stopped, StopRequest
+from advibp.terminal import Terminal, printable
 from advibp.training import Training
 from advibp.weights import load_weights
 
 SAVE_EVERY = 300.0  # seconds within a long epoch
+
+_USAGE = "train(net, data, eps=0.3)"
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,13 @@ def train(
     With `out` the run is kept in a folder and can be continued, exactly, with resume=True. `show=Silent()` silences it.
     Every layer is trained in the mode, training or evaluation, that it comes in, and gets it back.
     """
+    check_net(net, data, _USAGE)
+    _check_data(data)
+    if recipe is not None and not isinstance(recipe, Recipe):
+        check_path("recipe", recipe)
+    if show is not None and not hasattr(show, "epoch"):
+        raise UserError(f"show is {named(show)}, but must be a Display, such as advibp.display.Silent().")
+    path = check_folder("out", out)
     own = method if isinstance(method, Method) else None
     if own is not None:
         # A recipe of this method, from a folder or the command line, has its place in it; otherwise it has a name.
@@ -74,7 +84,7 @@ def train(
         recipe = recipe.changed(own, **options)
     else:
         recipe = Recipe.load(recipe, own, **{"data": data.name, "net": type(net).__name__, **options})
-    folder = RunFolder(Path(out)) if out is not None else None
+    folder = RunFolder(path) if path is not None else None
     goes_on = folder is not None and resume and folder.exists
     with StopRequest() as stop, untouched_global_state(), modes_kept(net), layout_kept(net), ExitStack() as held:
         if folder and goes_on:
@@ -86,16 +96,27 @@ def train(
         if folder and goes_on:
             facts, passed_over = folder.restore(training)
             for message in passed_over:
-                print(f"passed over: {message}", file=sys.stderr)
+                print(printable(f"passed over: {message}"), file=sys.stderr)
         elif folder:
             folder.create(recipe)
             held.enter_context(folder.held())
-        with show or Live(Console(stderr=True)) as display:
+        with show or Live(Terminal(stderr=True)) as display:
             try:
                 return _Keeper(training, folder, display, stop, facts).run()
             finally:
                 for p in net.parameters():
                     p.grad = None  # a view into a buffer of all gradients, which would stay in memory with it
+
+
+def _check_data(data: Any) -> None:
+    if not isinstance(data, Data):
+        how = "from_datasets(train, test, validation=1000)"
+        if isinstance(data, tuple | list | Tensor | Split):
+            how = "from_tensors(x_train, y_train, x_test, y_test)"
+        raise UserError(
+            f"The data are {named(data)}, but must be a Data set with images to train, validate and test; make one "
+            f"with advibp.data.{how}, or load one with advibp.data.load('mnist')."
+        )
 
 
 class _Keeper:
@@ -288,7 +309,7 @@ def open_with_facts(
     path: str | Path, net: nn.Module | None = None, stage: int | None = None
 ) -> tuple[nn.Module, Recipe, dict[str, Any]]:
     """The same, and the input shape and classes the network was trained for."""
-    folder = RunFolder(Path(path))
+    folder = RunFolder(check_path("path", path))
     recipe = folder.recipe()
     tensors, facts = folder.load_model(stage)
     if net is None and not nets.is_known(recipe.net):

@@ -18,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from advibp import checkpoint
+from advibp.checks import check_eps
 from advibp.data import Data
 from advibp.display import Display, Silent
 from advibp.errors import UserError
@@ -28,7 +29,8 @@ from advibp.methods import Method
 from advibp.recipe import Recipe
 from advibp.runs import first_net, open_run, train
 from advibp.verify import Attack, Certificate, certify
-from advibp.verify.certifying import Images, arithmetic_of, check_eps
+from advibp.verify.arguments import Images
+from advibp.verify.certifying import arithmetic_of
 from advibp.verify.provers import in_order
 from advibp.verify.records import verified_errors
 from advibp.verify.summary import summary

@@ -19,6 +19,7 @@ from advibp.report.html import page_data, render, to_json, write_page
 from advibp.report.pictures import Source
 from advibp.report.reading import RunFiles, read_run
 from advibp.report.sections import ChartSection, Series, TableSection
+from advibp.verify.records import RecordFile
 from commands import call
 from conftest import Browser
 
@@ -329,7 +330,11 @@ def test_runs_of_one_name_and_an_eps_in_fewer_digits_are_told(trained: dict[str,
     for place, source in (("one", "first"), ("two", "bare")):
         shutil.copytree(trained[source], tmp_path / place / "run")
     records = tmp_path / "one" / "run" / "certify" / "records.jsonl"
-    records.write_text(records.read_text().replace('"eps": 0.05', f'"eps": {8 / 255!r}'))
+    kept = [
+        dataclasses.replace(r, eps=8 / 255) if r.eps == 0.05 else r for r in RecordFile.open(records).records.values()
+    ]
+    records.unlink()
+    RecordFile.open(records).add(kept)
     summary = tmp_path / "two" / "run" / "certify" / "summary.json"
     summary.write_text(summary.read_text().replace('"0.05"', '"0.0313725"'))
     data = page_data([read_run(tmp_path / place / "run") for place in ("one", "two")], (), "", ())

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from advibp import checkpoint
 from advibp.errors import UserError
 from advibp.report.reading import read_run
-from advibp.verify.records import VERDICTS, Record, RecordFile
+from advibp.verify.lines import to_line
+from advibp.verify.records import VERDICTS, RecordFile
 from commands import call
 
 
@@ -78,8 +81,9 @@ def test_a_run_that_has_just_begun(folder: Path) -> None:
 def test_half_a_line_is_passed_over_and_a_later_line_wins(folder: Path) -> None:
     records = folder / "certify" / "records.jsonl"
     first = json.loads(records.read_text().splitlines()[0])
+    del first["checksum"]
     with records.open("a") as file:
-        file.write(json.dumps({**first, "lower_margin": 0.25}) + "\n" + '{"index": 3, "eps"')
+        file.write(to_line({**first, "lower_margin": 0.25}) + '{"index": 3, "eps"')
     certified = read_run(folder).last
     assert certified is not None
     assert len(certified.records) == 120
@@ -147,8 +151,10 @@ def test_what_is_damaged_is_named(trained: dict[str, Path], tmp_path: Path, file
 )
 def test_a_record_of_another_kind_is_damage(folder: Path, change: dict[str, Any]) -> None:
     records = folder / "certify" / "records.jsonl"
-    first, *others = records.read_text().splitlines()
-    records.write_text("\n".join([json.dumps({**json.loads(first), **change}), *others]) + "\n")
+    first, *others = records.read_text().splitlines(keepends=True)
+    said = json.loads(first)
+    del said["checksum"]
+    records.write_text("".join([to_line({**said, **change}), *others]))
     with pytest.raises(UserError, match=r"records\.jsonl is damaged"):
         read_run(folder)
 
@@ -161,9 +167,9 @@ def test_a_folder_without_a_recipe_is_no_run(tmp_path: Path) -> None:
 def test_records_of_an_earlier_network_are_not_counted(folder: Path) -> None:
     """The same folder after the network was trained on, and some images of one eps were certified again."""
     records = folder / "certify" / "records.jsonl"
-    old = [json.loads(line) for line in records.read_text().splitlines()]
-    new = [Record(**{**said, "model": "of another network"}) for said in old if said["eps"] == 0.05][:10]
     file = RecordFile.open(records)
+    old = [replace(record, weights="") for record in file.records.values() if record.eps == 0.05]
+    new = [replace(record, model="of another network") for record in old][:10]
     file.add(new)
     file.compact()
     certified = read_run(folder).last
@@ -171,6 +177,52 @@ def test_records_of_an_earlier_network_are_not_counted(folder: Path) -> None:
     assert certified.records == new
     assert certified.eps == [0.05]
     assert certified.errors(0.05).images == 10
+
+
+def test_certificates_of_other_weights_are_left_out_and_told(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Also where only the summary is kept; without weights there is nothing to compare with."""
+    tensors, facts = checkpoint.load(folder / "model.safetensors")
+    changed = {name: 1.01 * tensor if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    checkpoint.save(folder / "model.safetensors", changed, facts)
+    for _ in ("records", "summary alone"):
+        run = read_run(folder)
+        assert run.certified == {}
+        assert "certifies other weights" in run.stale[None]
+        for name in ("records.jsonl", "radii.jsonl"):
+            (folder / "certify" / name).unlink(missing_ok=True)
+    assert call(f"report {folder} --out {tmp_path / 'page.html'}") == 0
+    assert "certifies other weights than the run has now; certify it again." in capsys.readouterr().out
+    assert "certifies other weights" in (tmp_path / "page.html").read_text()
+    assert call(f"certify {folder} --eps 0.05 --limit 10 --steps 2 --threads 1") == 0
+    again = read_run(folder)
+    assert again.stale == {}
+    assert again.last is not None
+    assert len(again.last.records) == 10
+    (folder / "model.safetensors").write_bytes(b"damaged")
+    assert read_run(folder).certified == {}
+    (folder / "model.safetensors").unlink()
+    assert len(read_run(folder).certified) == 1
+
+
+def test_a_weaker_attack_does_not_take_the_credit_of_a_stronger_one(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = read_run(folder).last
+    assert before is not None
+    broken = before.counts(0.05)["falsified"]
+    assert broken
+    capsys.readouterr()
+    assert call(f"certify {folder} --eps 0.05 --limit 60 --steps 1 --threads 1") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"earlier call: pgd steps=10 step=0.1eps restarts=1 loss=ce random start seed=0: {broken} broken" in shown
+    after = read_run(folder).last
+    assert after is not None
+    for told in (after.attack, after.summary["attack"]):
+        assert "steps=10 " in told
+    assert sum(counts["broken"] for counts in after.summary["attacks"].values()) == broken
+    assert any("steps=10 " in name for name in after.summary["attacks"])
 
 
 def test_a_later_question_does_not_credit_ibp_with_the_proofs_of_others(folder: Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from advibp import UserError, attacks, nets
 from advibp.data import Split
 from advibp.verify import Attack, ibp, largest_proved_eps
+from advibp.verify.lines import read_lines, to_line
 from advibp.verify.radius import Radius, curve, radii, smallest_broken_eps
 
 torch.set_num_threads(1)
@@ -133,8 +134,7 @@ def test_the_curve_falls_and_starts_at_the_clean_accuracy(tmp_path: Path) -> Non
     net, test = images(3, "FC 8, FC 6")
     found = radii(net, test, attack=Attack(steps=10), out=tmp_path, batch_size=3)
     assert radii(net, test, attack=Attack(steps=10), batch_size=5) == found  # chance is each image's own
-    lines = [json.loads(line) for line in (tmp_path / "radii.jsonl").read_text().splitlines()]
-    assert [Radius(**line) for line in lines] == found
+    assert read_lines(tmp_path / "radii.jsonl", Radius.of) == found
     points = curve(found, [0.0, 0.01, 0.05, 0.1, 0.5, 1.0])
     assert points[0] == (0.0, 0.75, 0.75)
     for (_, proved_here, unbroken_here), (_, proved_next, unbroken_next) in pairwise(points):
@@ -162,8 +162,30 @@ def test_radii_are_continued_and_measured_anew_for_another_question(
     other = radii(net, test, attack=Attack(steps=6), out=tmp_path, batch_size=3)
     assert {r.attack for r in other} == {f"{Attack(steps=6)} seed=0"}
     (tmp_path / "radii.jsonl").write_text("nonsense\n")
-    with pytest.raises(UserError, match="damaged"):
+    with pytest.raises(UserError, match="damaged in line 1"):
         radii(net, test, out=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("index", -1), ("index", True), ("label", "0"), ("prediction", -2), ("proved", -0.1), ("proved", 1.1),
+        ("proved", math.nan), ("proved", None), ("broken", 2), ("broken", 0.1), ("broken", "no"), ("model", 3),
+        ("attack", None), ("label", 1), ("weights", 1), ("surprise", 0),
+    ],
+)  # fmt: skip
+def test_every_field_is_checked(name: str, value: object, tmp_path: Path) -> None:
+    good = Radius(
+        index=0, label=0, prediction=0, proved=0.2, broken=0.3, provers="ibp", attack="a", model="m", image="i"
+    )
+    path = tmp_path / "radii.jsonl"
+    path.write_text(to_line(asdict(good)) + to_line({**asdict(good), name: value}))
+    with pytest.raises(UserError, match=r"radii.jsonl is damaged in line 2") as raised:
+        read_lines(path, Radius.of)
+    assert "\n" not in str(raised.value)
+    path.write_text(to_line(asdict(good)).replace("0.2", "0.25"))
+    with pytest.raises(UserError, match="was changed after it was written"):
+        read_lines(path, Radius.of)
 
 
 def test_logits_that_are_no_numbers_are_told_apart() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import math
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +14,54 @@ from hypothesis import strategies as st
 
 from advibp import UserError
 from advibp.verify import Attack
+from advibp.verify.lines import to_line
 from advibp.verify.records import VERDICTS, Certificate, Record, RecordFile
 from advibp.verify.summary import summary
 
 with_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-records = st.builds(
-    Record,
-    index=st.integers(0, 5),
-    eps=st.sampled_from([0.1, 8 / 255, 1e-7]),
-    label=st.integers(0, 9),
-    prediction=st.integers(0, 9),
-    verdict=st.sampled_from(VERDICTS),
-    by=st.none() | st.sampled_from(["ibp", "pgd", "clean"]),
-    lower_margin=st.none() | st.floats(allow_nan=False),
-    seconds=st.floats(0, 1e6),
-    attack=st.text(max_size=12),
-    model=st.text(max_size=12),
-    image=st.text(max_size=12),
-    counterexample=st.none() | st.text(max_size=12),
-)
+#: Who may give a verdict, for a label of 0, and what the network may have predicted.
+DECIDERS: dict[str, tuple[list[str | None], list[int]]] = {
+    "robust": (["ibp", "crown", "milp"], [0]),
+    "falsified": (["pgd", "apgd", "bab"], [0]),
+    "misclassified": (["clean"], [1, 9]),
+    "unknown": ([None], [0]),
+    "timeout": ([None], [0]),
+    "error": (["clean"], [0, 1]),
+}
+
+
+@st.composite
+def any_record(draw: st.DrawFn) -> Record:
+    verdict = draw(st.sampled_from(VERDICTS))
+    deciders, predictions = DECIDERS[verdict]
+    margins = st.floats(0, 1e3, exclude_min=True) if verdict == "robust" else st.floats(-1e3, 1e3)
+    return Record(
+        index=draw(st.integers(0, 5)),
+        eps=draw(st.sampled_from([0.1, 8 / 255, 1e-7])),
+        label=0,
+        prediction=draw(st.sampled_from(predictions)),
+        verdict=verdict,
+        by=draw(st.sampled_from(deciders)),
+        lower_margin=draw(st.none() | margins),
+        seconds=draw(st.floats(0, 1e6)),
+        provers=draw(st.sampled_from(["ibp", "ibp crown milp", ""])),
+        attack=draw(st.text(max_size=12)),
+        model=draw(st.text(max_size=12)),
+        image=draw(st.text(max_size=12)),
+        counterexample=draw(st.sampled_from([None, "counterexamples/a#0", "ä b#17"])),
+        weights=draw(st.text(max_size=12)),
+        arithmetic=draw(st.sampled_from(["float32", "float64", "real"])),
+        real_margin=draw(st.none() | st.floats(-1, 1)),
+    )
+
+
+records = any_record()
 
 
 def record(index: int, verdict: Any = "robust", eps: float = 0.1) -> Record:
     return Record(
-        index=index, eps=eps, label=0, prediction=0, verdict=verdict, by="pgd" if verdict == "falsified" else None,
+        index=index, eps=eps, label=0, prediction=int(verdict == "misclassified"), verdict=verdict,
+        by=DECIDERS[verdict][0][0],
         lower_margin=None, seconds=0.0, provers="ibp", attack="pgd", model="m", image="i",
     )  # fmt: skip
 
@@ -79,6 +104,71 @@ def test_a_line_that_is_no_record_is_named(line: str, tmp_path: Path) -> None:
         RecordFile.open(path)
     assert "\n" not in str(raised.value)
     assert path.read_bytes() == before
+
+
+EDITS: dict[str, Any] = {
+    "verdict": ["Robust!", "", None, 1, ["robust"]],
+    "by": ["pgd", None, "clean", "magic", 3],
+    "index": [-1, 0.0, "0", None, True],
+    "eps": [0, -0.1, 1.5, "0.1", None, math.nan, math.inf, 10**400, True],
+    "label": [-1, 1, None],
+    "prediction": [-1, 1, "0"],
+    "lower_margin": [0.0, -1e-9, math.nan, math.inf, "low"],
+    "seconds": [-1, math.nan, None],
+    "provers": ["ibp magic", 3],
+    "attack": [None],
+    "model": [3],
+    "image": [[]],
+    "counterexample": [3, "file", "#0", "file#-1"],
+    "weights": [None],
+    "arithmetic": ["exact", None, 32],
+    "real_margin": [math.nan, "0"],
+    "surprise": [1],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in EDITS.items() for value in values])
+def test_every_field_is_checked(name: str, value: Any, tmp_path: Path) -> None:
+    """Also where the checksum fits."""
+    path = tmp_path / "records.jsonl"
+    path.write_text(to_line(asdict(record(0))) + to_line({**asdict(record(1)), name: value}))
+    with pytest.raises(UserError, match=r"records\.jsonl is damaged in line 2") as raised:
+        RecordFile.open(path)
+    assert name in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_line_that_was_edited_is_refused_and_one_without_a_checksum_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    RecordFile.open(path).add([record(0), record(1, "unknown")])
+    path.write_text(path.read_text().replace('"index": 1', '"index": 7'))
+    with pytest.raises(UserError, match=r"in line 2: it was changed after it was written; delete that line"):
+        RecordFile.open(path)
+    older = {k: v for k, v in asdict(record(0)).items() if k not in ("weights", "arithmetic", "real_margin")}
+    path.write_text(json.dumps(older) + "\n")
+    assert RecordFile.open(path).records == {(0, 0.1): record(0)}
+    assert record(0).arithmetic == "real"
+
+
+def test_all_attacks_are_named_that_were_made() -> None:
+    def by(index: int, verdict: Any, attack: str) -> Record:
+        return replace(record(index, verdict), attack=attack)
+
+    strong, weak = "pgd steps=100 seed=0", "pgd steps=2 seed=0"
+    found = Certificate(
+        [
+            by(0, "robust", "never made seed=0"),
+            by(1, "misclassified", "nor this seed=0"),
+            by(2, "falsified", strong),
+            by(3, "falsified", strong),
+            by(4, "unknown", weak),
+        ]
+    )
+    assert found.attacks() == {strong: {"broken": 2, "unbroken": 0}, weak: {"broken": 0, "unbroken": 1}}
+    assert found.attack("asked now") == "pgd steps=100 / pgd steps=2"
+    assert Certificate(found.records[:2]).attack("asked now") == "asked now"
+    seeds = Certificate([by(0, "unknown", "pgd steps=2 seed=1"), by(1, "unknown", weak)])
+    assert seeds.attack() == "pgd steps=2 seed=1 / pgd steps=2 seed=0"
 
 
 @given(verdicts=st.lists(st.sampled_from(VERDICTS), min_size=1, max_size=30))

@@ -11,12 +11,14 @@ outward rounding: they hold up to rounding errors.
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import NamedTuple, TypeAlias, Union
 
 import torch
 from torch import Tensor
 
 from advibp.bounds.dispatch import Domain, Rules, exactly, unsupported
+from advibp.bounds.labels import checked_labels
 from advibp.errors import UserError
 
 Operand: TypeAlias = Union["Box", Tensor, float]
@@ -169,9 +171,7 @@ class Box(Domain):
         return center - radius
 
     def _margins(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        if self.ndim != 2 or y.shape != self.shape[:1]:
-            shapes = f"{tuple(self.shape)} and {tuple(y.shape)}"
-            raise UserError(f"margins need outputs (B, K) and labels (B,), not {shapes}; flatten the outputs first.")
+        y = checked_labels(y, self.shape)
         label = y.unsqueeze(1)
         center = self.center.gather(1, label) - self.center
         if self._last is None:
@@ -221,9 +221,12 @@ def _check_floating(value: object) -> None:
 
 
 def _check_size(name: str, size: float | Tensor) -> None:
-    good = bool(((size >= 0) & size.isfinite()).all()) if isinstance(size, Tensor) else 0 <= size < math.inf
+    if isinstance(size, Tensor):
+        good = size.dtype != torch.bool and bool(((size >= 0) & size.isfinite()).all())
+    else:
+        good = isinstance(size, Real) and not isinstance(size, bool) and 0 <= float(size) < math.inf
     if not good:
-        raise UserError(f"{name} must be finite and not negative; got {size}.")
+        raise UserError(f"{name} must be finite and not negative; got {size!r}.")
 
 
 def version_of(weight: Tensor) -> int:

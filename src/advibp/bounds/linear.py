@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from advibp.bounds.box import Box
 from advibp.bounds.dispatch import exactly, unsupported
+from advibp.bounds.labels import checked_labels
 from advibp.bounds.nodes import Node, Ref, leaves_of, map_leaves
 from advibp.bounds.relaxation import ACTIVATIONS, KINKED, POOLS, Lines, Windows, crossing, max_pool2d, widened
 from advibp.bounds.rounded import Rounded
@@ -36,7 +37,6 @@ from advibp.bounds.tape import Tape
 from advibp.bounds.through import dot, through_lines, through_windows
 from advibp.bounds.transpose import Rows, copied, is_affine, mixes, rule_of, take_back
 from advibp.bounds.zonotope import Zonotope
-from advibp.errors import UserError
 
 Slopes = dict[int, Tensor]  # node -> slopes of its lower lines (R, ...)
 #: Rows of A at the value of an activation -> those at what enters it, and constants (R,).
@@ -172,9 +172,7 @@ class LinearBounds:
 
     def margin_rows(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A (B (K - 1), K) of rows e_y - e_k, k != y, image by image; those k (B, K - 1); and whose rows they are."""
-        if self._output.ndim != 2 or y.shape != self._output.shape[:1]:
-            shapes = f"{tuple(self._output.shape)} and {tuple(y.shape)}"
-            raise UserError(f"margins need outputs (B, K) and labels (B,), not {shapes}; flatten the outputs first.")
+        y = checked_labels(y, self._output.shape)
         count, classes = self._output.shape
         others = torch.arange(classes - 1, device=y.device).expand(count, -1)
         others = others + (others >= y.unsqueeze(1))

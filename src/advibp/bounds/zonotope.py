@@ -26,6 +26,7 @@ from torch import Tensor
 
 from advibp.bounds.box import Box
 from advibp.bounds.dispatch import Domain, Rules
+from advibp.bounds.labels import checked_labels
 from advibp.errors import UserError
 
 #: Asked at each ReLU with its input; bounds (lower, upper) of that input's shape, or None if it knows none.
@@ -198,6 +199,7 @@ class Zonotope(Domain):
 
         The difference keeps the symbols, so it loses nothing; that of the rest goes as in `Box.margins`.
         """
+        y = checked_labels(y, self.shape)
         box, generators = self._box.margins(y), self.generators
         label = y.view(1, -1, 1).expand(len(generators), -1, 1)
         return self._with(box, generators.gather(2, label) - generators)

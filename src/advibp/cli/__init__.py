@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from advibp.allocator import keep_freed_memory
 from advibp.cli.certify import predict_options, run_attack, run_certify, run_options
 from advibp.cli.compare import compare_options
-from advibp.cli.console import Help, Parser
+from advibp.cli.console import Help, Parser, one_line
 from advibp.cli.data import data_options
 from advibp.cli.export import export_options
 from advibp.cli.lists import methods_options, nets_options, recipes_options
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _complain(f"{error.filename or 'a file'}: {error.strerror or error}; nothing written before is lost.")
     except Stopped as stopped:
-        print(f"\n{stopped}", file=sys.stderr)
+        print(f"\n{one_line(str(stopped))}", file=sys.stderr)
         return 128 + stopped.signal
     except KeyboardInterrupt:
         print("\nstopped; what is finished is kept: the same command goes on (train: with --resume).", file=sys.stderr)
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(sentence: str) -> int:
-    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)  # one line, whatever it quotes
+    print(f"error: {one_line(sentence)}", file=sys.stderr)
     return 2
 
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from torch import nn
 
 from advibp import checkpoint, door, images
+from advibp.checks import check_eps
 from advibp.cli.console import OUT, count, fraction, stage_of
 from advibp.cli.property import property_options, run_property
 from advibp.cli.sources import Test, own_net
@@ -27,7 +28,7 @@ from advibp.runs import open_with_facts
 from advibp.training import resolve_device
 from advibp.verify import Attack, Certificate, certify, largest_proved_eps
 from advibp.verify.attacking import attack_all
-from advibp.verify.certifying import arithmetic_of, check_eps
+from advibp.verify.certifying import arithmetic_of
 from advibp.verify.provers import COMPLETE, VERIFIERS, in_order
 from advibp.verify.radius import curve, radii
 from advibp.verify.records import Arithmetic
@@ -136,12 +137,13 @@ def run_certify(args: argparse.Namespace) -> int:
     stage = "" if args.stage is None else f", stage {args.stage}"
     images = certificate.counts(certificate.eps[0]).total()
     arithmetic = arithmetic_of(net, args.arithmetic)
-    title = f"{args.run}{stage}: {images} test images, {attack}, proofs in {arithmetic} arithmetic"
+    title = f"{args.run}{stage}: {images} test images, {certificate.attack(attack)}, proofs in {arithmetic} arithmetic"
     OUT.print(_table(certificate, escape(title)))
     for radius in certificate.eps:
         more = certificate.real_proofs(radius)
         if more:
             OUT.print(f"eps {radius:g}: {more} more would be proved in real arithmetic, which ignores rounding")
+    _print_attacks(certificate, attack, args.seed)
     by = in_order(args.by)
     if len(by) > 1:
         OUT.print(_deciders(certificate))
@@ -218,7 +220,7 @@ def _print_radii(net: nn.Module, test: Test, attack: Attack, out: Path, args: ar
 def run_predict(args: argparse.Namespace) -> None:
     net, recipe, facts = open_with_facts(args.run, own_net(args))
     from_test = any(name.startswith("test:") for name in args.image)
-    test = load_data(recipe, recipe.data, None, args.data_root).test if from_test else None
+    test = load_data(recipe, recipe.data, None, args.data_root, validate=False).test if from_test else None
     arithmetic = arithmetic_of(net, args.arithmetic)
     for name in args.image:
         x, label = _image(name, test, tuple(facts["input_shape"]))
@@ -242,7 +244,7 @@ def run_predict(args: argparse.Namespace) -> None:
 def _open(args: argparse.Namespace) -> tuple[nn.Module, Recipe, Test]:
     """Network, recipe and test images of a run's folder."""
     net, recipe, facts = open_with_facts(args.run, own_net(args), args.stage)
-    data = load_data(recipe, args.data or recipe.data, None, args.data_root)
+    data = load_data(recipe, args.data or recipe.data, None, args.data_root, validate=False)
     if list(data.input_shape) != facts["input_shape"] or data.classes > facts["classes"]:
         raise UserError(
             f"{args.data or recipe.data} has {data.classes} classes and images of shape {list(data.input_shape)}, but "
@@ -275,6 +277,18 @@ def _table(certificate: Certificate, title: str) -> Table:
     for row in rows:
         table.add_row(*(row[i] for i in shown))
     return table
+
+
+def _print_attacks(certificate: Certificate, asked: Attack, seed: int) -> None:
+    """Say so where the error under attack is not that of the attack asked for alone."""
+    made, now = certificate.attacks(), f"{asked} seed={seed}"
+    if set(made) <= {now}:
+        return
+    OUT.print("the PGD error counts the images that any of these attacks broke; verdicts of earlier calls stand:")
+    for name, counts in made.items():
+        when = "this call" if name == now else "earlier call"
+        told = ", ".join(f"{images} {what}" for what, images in counts.items() if images)
+        OUT.print(f"  {when}: {name}: {told}", markup=False, soft_wrap=True)
 
 
 def _deciders(certificate: Certificate) -> Table:

@@ -6,11 +6,15 @@ import argparse
 import sys
 from typing import Any, NoReturn
 
-from rich.console import Console
-
 from advibp.options import integer, number
+from advibp.terminal import Terminal, printable
 
-OUT = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+OUT = Terminal(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+
+def one_line(sentence: str) -> str:
+    """For stderr: one line, whatever the sentence quotes."""
+    return printable(" ".join(sentence.split()))
 
 
 def fraction(text: str) -> float:
@@ -45,7 +49,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **{**kwargs, "allow_abbrev": False})
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}; see {self.prog} --help\n")
+        self.exit(2, f"{one_line(f'error: {message}; see {self.prog} --help')}\n")
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):

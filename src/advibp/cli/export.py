@@ -11,6 +11,7 @@ import torch
 from rich.markup import escape
 
 from advibp import checkpoint, onnx
+from advibp.checks import check_eps
 from advibp.cli.console import OUT, count, fraction, stage_of
 from advibp.cli.sources import own_net
 from advibp.errors import UserError
@@ -19,7 +20,6 @@ from advibp.progress import Counting
 from advibp.recipe import Recipe
 from advibp.runs import open_with_facts
 from advibp.verify import vnnlib
-from advibp.verify.certifying import check_eps
 
 
 def export_options(export: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def run_export(args: argparse.Namespace) -> None:
 def _write_properties(args: argparse.Namespace, recipe: Recipe, classes: int) -> None:
     """One file for each image: unsafe is any output at which another class is as large as the label's."""
     folder, eps = Path(args.vnnlib), check_eps(recipe.eps if args.eps is None else args.eps)
-    test = load_data(recipe, recipe.data, None, args.data_root).test.take(args.limit)
+    test = load_data(recipe, recipe.data, None, args.data_root, validate=False).test.take(args.limit)
     if not len(test):
         raise UserError(f"{recipe.data} has no test images; there is nothing to ask.")
     folder.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from advibp import checkpoint, onnx
+from advibp.cli.console import one_line
 from advibp.errors import UserError
 from advibp.training import resolve_device
 from advibp.verify import vnnlib
@@ -101,7 +102,7 @@ def _ending(deadline: float) -> Iterator[None]:
 
 
 def _failed(sentence: str) -> int:
-    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
+    print(f"error: {one_line(sentence)}", file=sys.stderr)
     print("error")
     return 2
 

@@ -40,6 +40,8 @@ def run_report(args: argparse.Namespace) -> None:
     if not out.parent.is_dir():
         raise UserError(f"{out.parent} does not exist; make it first, or give another --out.")
     names_of(runs)  # none twice
+    for note in (note for run in runs for note in run.stale.values()):
+        OUT.print(f"left out: {note}", style="yellow", markup=False, soft_wrap=True)
     OUT.print(f"reading the images of {len(runs)} run{'s' * (len(runs) > 1)}", style="dim")
     write_page(out, runs, title=args.title, images=[images_of(run, args.data_root) for run in runs])
     size = out.stat().st_size / 1e6

@@ -19,8 +19,9 @@ from advibp.display import HEADER, clock, epoch_line
 from advibp.folder import RunFolder
 from advibp.next_steps import how_to_certify, how_to_go_on
 from advibp.recipe import Recipe
-from advibp.report.naming import names_of, printable
+from advibp.report.naming import names_of
 from advibp.report.watching import ASCII, BLOCKS, Left, Watched, left_after, sparkline, usual
+from advibp.terminal import printable
 
 EVERY = 1.0  # seconds between two looks
 

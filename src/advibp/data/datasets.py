@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, SequentialSampler, Subset, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
 from advibp.data import limits
-from advibp.data.assemble import as_array, check_images, check_labels, count_classes, hold_out, is_int, split_of
+from advibp.data.assemble import (
+    MAX_CLASSES,
+    as_array,
+    check_images,
+    check_labels,
+    count_classes,
+    hold_out,
+    is_int,
+    split_of,
+)
 from advibp.data.lazy import Lazy
 from advibp.data.loader import Loader
 from advibp.data.sets import Data, Split
@@ -66,6 +84,18 @@ def _test_images(test: Images, classes: int, name: str, workers: int) -> Split |
     if isinstance(test, DataLoader | Split | tuple):
         return _in_memory(test, "test", classes, name)
     return Lazy(test, workers=workers, classes=classes)
+
+
+def from_loader(loader: DataLoader[Any]) -> Split | Lazy:
+    """The images of a DataLoader, in its order: read when needed if it only walks through its dataset, else at once.
+
+    In a loader that shuffles or augments, the order and the images are those of one epoch, always the same one.
+    """
+    if isinstance(loader, DataLoader) and _only_walks(loader) and not isinstance(loader.dataset, IterableDataset):
+        return Lazy(loader.dataset, workers=loader.num_workers)
+    images = Loader(loader, MAX_CLASSES)
+    limits.check(len(images) * images.batch_size * torch.Size(images.shape).numel(), "The DataLoader")
+    return Split(*images.read(sys.maxsize))
 
 
 def _only_walks(loader: DataLoader[Any]) -> bool:

@@ -48,6 +48,9 @@ def load(
     resized to ``size`` x ``size``, which must be given if they differ (GTSRB by name: 32).
     """
     _check_size(size)
+    if not isinstance(source, str | os.PathLike):
+        kind = type(source).__name__
+        raise UserError(f"The data set is a {kind}; expected {', '.join(NAMES)}, or the path of a folder or .npz file.")
     if isinstance(source, str) and source in NAMES:
         name = source
         arrays, class_names = _read_named(source, root, size, fetch, progress)

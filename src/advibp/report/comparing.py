@@ -13,10 +13,11 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from advibp.errors import UserError
-from advibp.report.naming import names_of, printable
+from advibp.report.naming import names_of
 from advibp.report.reading import Certification, Errors, RunFiles
 from advibp.report.sections import TableSection
 from advibp.report.watching import epochs_of
+from advibp.terminal import printable
 
 #: More runs than this are rows, not columns.
 COLUMNS = 4
@@ -160,6 +161,7 @@ class Comparison:
             for certified in told
             if not certified.eps
         ]
+        notes += [printable(run.stale[stage]) for run in self.runs if stage in run.stale]
         radii = sorted({eps for certified in told for eps in certified.eps}, key=float)
         groups = {eps: rows_at(told, eps) for eps in radii}
         paired = {eps: [p for other in told[1:] if (p := Paired.of(told[0], other, eps))] for eps in radii}

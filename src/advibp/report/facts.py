@@ -59,6 +59,7 @@ def _training_facts(run: RunFiles) -> list[list[str]]:
         stage = "" if name is None else f" after stage {name}"
         if certified.attack:
             told.append([f"attack{stage}", certified.attack])
+    told += [["certificates left out", note] for note in run.stale.values()]
     return told
 
 

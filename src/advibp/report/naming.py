@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from advibp.errors import UserError
 from advibp.report.reading import RunFiles
+from advibp.terminal import printable
 
 
 def names_of(runs: Sequence[RunFiles]) -> list[str]:
@@ -19,8 +20,3 @@ def names_of(runs: Sequence[RunFiles]) -> list[str]:
         if len(set(names)) == len(names):
             return [printable(name) for name in names]
     return [printable(str(path)) for path in paths]
-
-
-def printable(text: str) -> str:
-    """Nothing that moves a terminal's cursor or colours it."""
-    return "".join(c if c.isprintable() else "?" for c in text)

@@ -18,10 +18,12 @@ from typing import Any, TypeVar
 
 import yaml
 
+from advibp import checkpoint
 from advibp.errors import UserError
 from advibp.plain_yaml import from_yaml
+from advibp.verify.lines import read_lines
 from advibp.verify.radius import Radius
-from advibp.verify.records import VERDICTS, Certificate, Decided, Record, place, verified_errors
+from advibp.verify.records import Certificate, Decided, Record, place, verified_errors
 
 T = TypeVar("T")
 
@@ -61,8 +63,9 @@ class Certification:
 
     @property
     def attack(self) -> str:
-        told = {r.attack.partition(" seed=")[0] for r in self.records} or {self.summary.get("attack", "")}
-        return " / ".join(sorted(told))
+        """All attacks that were made, of this call and of earlier ones whose records stand."""
+        told: str = self.summary.get("attack", "")
+        return self.certificate.attack(told) if self.records else told
 
     @property
     def arithmetic(self) -> str:
@@ -109,6 +112,7 @@ class RunFiles:
     summary: dict[str, Any] | None  # None: it is not finished
     history: list[dict[str, Any]]  # metrics of each finished epoch
     certified: dict[int | None, Certification] = field(default_factory=dict)  # by stage; None: as trained at last
+    stale: dict[int | None, str] = field(default_factory=dict)  # left out, for they are of other weights: a note each
 
     @property
     def name(self) -> str:
@@ -124,12 +128,14 @@ def read_run(path: str | Path) -> RunFiles:
     """All that a run's folder says; what a kill cut short is passed over."""
     folder = Path(path)
     recipe = _recipe(folder)
+    certified, stale = _certified(folder)
     return RunFiles(
         path=folder,
         recipe=recipe,
         summary=_json(folder / "summary.json"),
         history=_lines(folder / "metrics.jsonl", _metrics),
-        certified=dict(sorted(_certified(folder).items(), key=lambda item: (item[0] is None, item[0] or 0))),
+        certified=dict(sorted(certified.items(), key=lambda item: (item[0] is None, item[0] or 0))),
+        stale=stale,
     )
 
 
@@ -146,22 +152,53 @@ def _recipe(folder: Path) -> dict[str, Any]:
     return {str(key): value for key, value in loaded.items()}
 
 
-def _certified(folder: Path) -> dict[int | None, Certification]:
+def _certified(folder: Path) -> tuple[dict[int | None, Certification], dict[int | None, str]]:
+    """What was certified of the weights that are in the folder now, and a note for what was of others."""
     found: dict[int | None, Certification] = {}
+    stale: dict[int | None, str] = {}
     for path in [folder / "certify", *folder.glob("certify-stage-*")]:
-        stage = path.name.removeprefix("certify").removeprefix("-stage-")
-        if not path.is_dir() or (stage and not stage.isdecimal()):
+        name = path.name.removeprefix("certify").removeprefix("-stage-")
+        if not path.is_dir() or (name and not name.isdecimal()):
             continue
+        stage = int(name) if name else None
         read = Certification(
             path=path,
             summary=_json(path / "summary.json") or {},
-            records=_lines(path / "records.jsonl", _record),
-            radii=_lines(path / "radii.jsonl", _radius),
+            records=read_lines(path / "records.jsonl", Record.of),
+            radii=read_lines(path / "radii.jsonl", Radius.of),
         )
         _check(read)
-        if read.eps or read.radii:
-            found[int(stage) if stage else None] = _newest(read)
-    return found
+        current = _current(read, folder, stage)
+        if current.eps or current.radii:
+            found[stage] = _newest(current)
+        if (current.eps, bool(current.radii)) != (read.eps, bool(read.radii)):
+            which = "" if stage is None else f" after stage {stage}"
+            stale[stage] = f"{path} certifies other weights than the run{which} has now; certify it again."
+    return found, stale
+
+
+def _current(read: Certification, folder: Path, stage: int | None) -> Certification:
+    """Without what is of other weights than those of the run; the weights may be gone, or not have been recorded."""
+    known = {*(r.weights for r in read.records), *(r.weights for r in read.radii), read.summary.get("weights") or ""}
+    weights = weights_in(folder, stage) if known != {""} else None
+    if weights is None:
+        return read
+    mine = ("", weights)
+    return Certification(
+        read.path,
+        read.summary if (read.summary.get("weights") or "") in mine else {},
+        [r for r in read.records if r.weights in mine],
+        [r for r in read.radii if r.weights in mine],
+    )
+
+
+def weights_in(folder: Path, stage: int | None) -> str | None:
+    """Fingerprint of the weights of a run, or of those after a stage; None if they are not kept."""
+    file = folder / ("model.safetensors" if stage is None else f"stages/stage-{stage}.safetensors")
+    try:
+        return checkpoint.fingerprint(checkpoint.load(file)[0]) if file.exists() else None
+    except UserError:
+        return "unreadable"  # whatever was certified, it was not this file
 
 
 def _check(read: Certification) -> None:
@@ -210,34 +247,10 @@ def _metrics(said: Any) -> dict[str, Any]:
     return {**said, "epoch": int(said["epoch"])}
 
 
-def _record(said: Any) -> Record:
-    record = Record(**said)
-    _numbers(record.eps, record.seconds, record.lower_margin or 0)
-    _whole(record.index, record.label, record.prediction)
-    _words(record.provers, record.attack, record.model, record.image)
-    _words(*(word for word in (record.by, record.counterexample) if word is not None))
-    if record.verdict not in VERDICTS:
-        raise ValueError(record)
-    return record
-
-
-def _radius(said: Any) -> Radius:
-    radius = Radius(**said)
-    _numbers(radius.proved, radius.broken or 0)
-    _whole(radius.index, radius.label, radius.prediction)
-    _words(radius.provers, radius.model)
-    return radius
-
-
 def _numbers(*values: Any) -> None:
     """A TypeError or ValueError unless all are."""
     if not all(math.isfinite(value) for value in values):
         raise ValueError(values)
-
-
-def _whole(*values: Any) -> None:
-    if not all(isinstance(value, int) for value in values):
-        raise TypeError(values)
 
 
 def _words(*values: Any) -> None:

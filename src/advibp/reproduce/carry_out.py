@@ -22,7 +22,7 @@ from advibp.display import Display, Silent
 from advibp.errors import UserError
 from advibp.folder import WHERE, RunFolder
 from advibp.recipe import Recipe
-from advibp.report.reading import Certification, Errors, RunFiles, read_run
+from advibp.report.reading import Certification, Errors, RunFiles, read_run, weights_in
 from advibp.reproduce.wanted import SETTINGS, Ask, Look, Wanted
 from advibp.runs import open_run
 from advibp.sweep import Loaded, examined, trained
@@ -145,6 +145,7 @@ class Work:
         asked = look.examination
         answers = (
             said is not None
+            and said.get("weights", "") in ("", weights_in(path, look.stage) or said["weights"])
             and set(in_order(asked.by)) <= set(said["by"])
             and (len(said["by"]) == 1 or "flow" in said)
             and said["attack"] == str(asked.attack)

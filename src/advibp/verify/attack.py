@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from advibp import apgd, attacks
+from advibp.checks import is_finite, shortened
 from advibp.errors import UserError
 
 Kind = Literal["pgd", "apgd"]
@@ -33,14 +33,13 @@ class Attack:
         losses = get_args(Loss) if self.kind == "apgd" else ("ce", "margin")
         if (
             self.kind not in get_args(Kind)
-            or self.steps < 1
-            or self.restarts < 1
-            or not 0 < self.step < math.inf
+            or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in (self.steps, self.restarts))
+            or not (is_finite(self.step) and self.step > 0)
             or self.loss not in losses
         ):
             raise UserError(
-                f"'{self}' is no attack; kind must be pgd or apgd, steps, step and restarts above 0, loss ce or margin "
-                f"(for apgd also dlr)."
+                f"{shortened(self)} is no attack; kind must be pgd or apgd, steps and restarts whole numbers above 0, "
+                f"step a number above 0, loss ce or margin (for apgd also dlr)."
             )
 
     def __str__(self) -> str:
@@ -64,3 +63,9 @@ class Attack:
         if self.kind == "apgd":
             return apgd.apgd(net, x, y, eps, **options)
         return attacks.pgd(net, x, y, eps, step=self.step, **options)
+
+
+def check_attack(attack: object) -> None:
+    """Refuse what is neither an attack nor None."""
+    if attack is not None and not isinstance(attack, Attack):
+        raise UserError(f"attack is {shortened(attack)}, but must be an Attack, such as advibp.Attack(kind='apgd').")

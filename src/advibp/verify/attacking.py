@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from advibp import door
+from advibp.verify.arguments import Images
 from advibp.verify.attack import Attack
 from advibp.verify.cascade import chance
-from advibp.verify.certifying import Images, Progress
+from advibp.verify.certifying import Progress
 
 
 @dataclass(frozen=True)

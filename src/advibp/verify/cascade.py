@@ -45,6 +45,7 @@ class Cascade:
     model: str
     budget: float = math.inf  # seconds per image
     arithmetic: Arithmetic = "float32"  # of the network that is proved
+    weights: str = ""  # fingerprint, for the records
 
     def stands(self, record: Record, image: str) -> bool:
         """Whether an earlier record still answers the question: a decision does, whichever attack was asked for."""
@@ -104,6 +105,7 @@ class Cascade:
                 counterexample=batch.counterexamples.get(i),
                 arithmetic=self.arithmetic,
                 real_margin=batch.real_margins.get(i),
+                weights=self.weights,
             )
             for i, index in enumerate(indices)
         ]

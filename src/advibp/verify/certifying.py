@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +13,16 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from advibp import checkpoint
-from advibp.data import Lazy, Split
+from advibp.checks import check_callable, check_folder, check_net, check_seconds, check_whole, make_folder
+from advibp.data import Split
 from advibp.errors import UserError
 from advibp.modes import modes_kept
 from advibp.progress import Counting
-from advibp.verify.attack import Attack
+from advibp.verify.arguments import USAGE, Images, images_and_radii
+from advibp.verify.attack import Attack, check_attack
 from advibp.verify.cascade import Cascade, check_labels
 from advibp.verify.precision import check_types, full_precision
 from advibp.verify.provers import SEARCHES, in_order
@@ -38,13 +40,6 @@ class Progress(Protocol):
     def __call__(self, eps: float, done: int, total: int, counts: Counter[str] | None = None, /) -> None: ...
 
 
-class Images(Protocol):
-    """Images that need not be in memory: batch(rows) gives x (B, C, H, W) in [0, 1] and y (B,)."""
-
-    def __len__(self) -> int: ...
-    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
 @dataclass(frozen=True)
 class _Job:
     """Some images at one eps: what is known of them, and the numbers of those that are left to decide."""
@@ -57,9 +52,9 @@ class _Job:
 
 def certify(
     net: nn.Module,
-    images: Images | tuple[Tensor, Tensor] | Dataset[Any] | Tensor,
+    images: Images | Sequence[Tensor] | Dataset[Any] | DataLoader[Any] | Tensor | None = None,
     *given: Any,
-    eps: float | Sequence[float] | None = None,
+    eps: float | str | Sequence[float | str] | None = None,
     by: Sequence[str] = ("ibp",),
     arithmetic: str | None = None,
     attack: Attack | None = None,
@@ -73,7 +68,8 @@ def certify(
 ) -> Certificate:
     """certify(net, images, eps) or certify(net, x, y, eps): a verdict for every image and eps.
 
-    `images` are a `Split`, a pair of tensors, or a torch Dataset, which is read batch by batch. `by` names provers
+    `images` are a `Split`, a pair of tensors, or a torch Dataset or DataLoader, which is read batch by batch; a
+    DataLoader that shuffles or augments is read once, in its order. `eps` may be written as "8/255". `by` names provers
     (ibp, crown-ibp, crown, deepz, alpha-crown) and searches (refinezono, bab, milp), which are asked cheapest first;
     `complete` names those that leave nothing open but for time. `arithmetic` is what a proof covers: by default every
     evaluation of the network in its own type, float32 or float64, in whatever order its sums are taken; `real` gives
@@ -82,25 +78,28 @@ def certify(
     images by chance; `workers` are processes. With `out` the records are kept there, and a second call continues them:
     for the same function and the same image, of which a record carries fingerprints.
     """
-    images, radii = _understood(images, list(given), eps)
+    check_net(net, images, USAGE)
+    images, radii = images_and_radii(images, list(given), eps)
     provers = in_order(by)
     searching = any(name in SEARCHES for name in provers)
-    seconds = _seconds(SEARCH_SECONDS if budget is None and searching else budget)
-    if not (isinstance(batch_size, int) and batch_size > 0 and isinstance(workers, int) and workers > 0):
-        raise UserError(f"batch_size is {batch_size} and workers is {workers}; both must be whole numbers above 0.")
-    if attack is not None and not isinstance(attack, Attack):
-        raise UserError(f"attack is {attack!r}, but must be an Attack, such as advibp.Attack(kind='apgd').")
-    folder = Path(out) if out is not None else None
+    budget = SEARCH_SECONDS if budget is None and searching else budget
+    seconds = math.inf if budget is None else check_seconds("budget", budget, "seconds per image")
+    batch_size, workers = check_whole("batch_size", batch_size, 1), check_whole("workers", workers, 1)
+    sample, seed = None if sample is None else check_whole("sample", sample, 1), check_whole("seed", seed)
+    check_callable("progress", progress, "progress(eps, done, total, counts)")
+    check_attack(attack)
+    folder = check_folder("out", out)
     chosen = _chosen(len(images), sample, seed)
     with torch.inference_mode(False), full_precision(), modes_kept(net), ExitStack() as held:
         counting = held.enter_context(Counting("certifying"))
         net.eval()
-        kind = arithmetic_of(net, arithmetic)
-        cascade = Cascade(net, provers, attack or Attack(), folder, seed, check(net, images), seconds, kind)
+        kind, weights = arithmetic_of(net, arithmetic), weights_of(net)
+        model = check(net, images)
+        cascade = Cascade(net, provers, attack or Attack(), folder, seed, model, seconds, kind, weights)
         if searching:
             cascade.check_exact(images.batch(torch.arange(1))[0])
         if folder:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             held.enter_context(checkpoint.held(folder, "certifying", (folder, folder / "counterexamples")))
         file = RecordFile.open(folder / "records.jsonl") if folder else None
         if workers > 1 and next(net.parameters()).device.type != "cpu":
@@ -155,50 +154,21 @@ def _tested(net: nn.Module, images: Images, jobs: Iterator[_Job]) -> Iterator[_J
         yield job
 
 
+def weights_of(net: nn.Module) -> str:
+    """Fingerprint of the weights alone: that of the tensors in a run's model.safetensors."""
+    return checkpoint.fingerprint(net.state_dict())
+
+
 def fingerprints(x: Tensor, y: Tensor) -> list[str]:
     """Of each image and its label."""
     return [checkpoint.fingerprint({"x": image, "y": label}) for image, label in zip(x, y, strict=True)]
-
-
-def _understood(images: Any, given: list[Any], eps: Any) -> tuple[Images, list[float]]:
-    """Images and radii, from (images, eps) or (x, y, eps)."""
-    if isinstance(images, Tensor):
-        if not given or not isinstance(given[0], Tensor):
-            raise UserError("These are images without labels; call certify(net, x, y, eps) or certify(net, data, eps).")
-        images = (images, given.pop(0))
-    if given:
-        eps = given.pop(0) if eps is None else eps
-    if given or eps is None:
-        raise UserError("certify takes a network, images with labels, and eps; the rest by name, such as by=['ibp'].")
-    several = isinstance(eps, Iterable) and not (isinstance(eps, Tensor) and eps.dim() == 0)
-    radii = dict.fromkeys(check_eps(e) for e in (eps if several else [eps]))
-    return _readable(images), list(radii)
-
-
-def _readable(images: Images | tuple[Tensor, Tensor] | Dataset[Any]) -> Images:
-    if isinstance(images, tuple):
-        x, y = images
-        if len(x) == 0 or y.shape != x.shape[:1]:
-            raise UserError(
-                f"There are {len(x)} images and labels of shape {tuple(y.shape)}; expected one label an image."
-            )
-        return Split(x, y)
-    return Lazy(images) if isinstance(images, Dataset) else images
 
 
 def _chosen(count: int, sample: int | None, seed: int) -> list[int]:
     """All images, or so many by chance, in order."""
     if sample is None or sample >= count:
         return list(range(count))
-    if sample < 1:
-        raise UserError(f"sample is {sample}, but must be a number of images, at least 1.")
     return sorted(torch.randperm(count, generator=torch.Generator().manual_seed(seed % 2**63))[:sample].tolist())
-
-
-def _seconds(budget: float | None) -> float:
-    if budget is not None and not budget > 0:
-        raise UserError(f"budget is {budget}, but must be seconds per image, above 0.")
-    return math.inf if budget is None else float(budget)
 
 
 def arithmetic_of(net: nn.Module, wanted: str | None = None) -> Arithmetic:
@@ -209,13 +179,6 @@ def arithmetic_of(net: nn.Module, wanted: str | None = None) -> Arithmetic:
     if wanted not in (None, "real", own):
         raise UserError(f"arithmetic is {wanted!r}, but the network runs in {own}; choose {own} or real.")
     return "real" if wanted == "real" else own
-
-
-def check_eps(eps: float) -> float:
-    radius = float(eps)
-    if not 0 < radius <= 1:
-        raise UserError(f"eps is {radius}, but must be a number in (0, 1]: a radius in pixels, such as 0.3 or 8/255.")
-    return radius
 
 
 def check(net: nn.Module, images: Images) -> str:

@@ -7,7 +7,7 @@ are left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import torch
@@ -129,7 +129,9 @@ COMPLETE = ("ibp", "crown-ibp", "crown", "alpha-crown", "bab", "milp")
 
 def in_order(names: str | Sequence[str], among: Sequence[str] = VERIFIERS) -> list[str]:
     """The verifiers that are asked for, cheapest first."""
-    names = [names] if isinstance(names, str) else list(names)
+    names = [names] if isinstance(names, str) else names
+    if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names) or not len(names):
+        raise UserError(f"by is {names!r}, but must name verifiers; choose from {', '.join(among)}.")
     names = [name for given in names for name in (COMPLETE if given == "complete" else [given])]
     for name in names:
         if name in VERIFIERS and name not in among:

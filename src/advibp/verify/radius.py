@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,18 @@ from torch import Tensor, nn
 from advibp import checkpoint, door
 from advibp.bounds import Box
 from advibp.bounds.rounded import Rounded
+from advibp.checks import check_callable, check_folder, check_net, check_whole, is_finite, make_folder, shortened
 from advibp.errors import UserError
 from advibp.modes import modes_kept
 from advibp.progress import Counting
-from advibp.verify.attack import Attack
+from advibp.verify.arguments import Images, readable
+from advibp.verify.attack import Attack, check_attack
 from advibp.verify.cascade import chance
-from advibp.verify.certifying import Images, Progress, arithmetic_of, check, fingerprints
+from advibp.verify.certifying import Progress, arithmetic_of, check, fingerprints, weights_of
+from advibp.verify.lines import Fields, read_lines, to_line
 from advibp.verify.precision import full_precision
 from advibp.verify.provers import PROVERS, Proof, in_order
+from advibp.verify.records import ARITHMETICS
 from advibp.verify.selftest import check_function
 
 
@@ -40,9 +43,30 @@ class Radius:
     broken: float | None
     provers: str  # who was asked for a proof
     attack: str  # the attack and all its options
-    model: str  # fingerprint of the weights this is about
+    model: str  # fingerprint of the function this is about: its weights, and what it makes of a fixed image
     image: str  # fingerprint of the image and its label
+    weights: str = ""  # fingerprint of the weights alone, which a run's folder can be compared with; "": not known
     arithmetic: str = "real"  # that the proof covers; files of versions that did not say so ignore rounding
+
+    @classmethod
+    def of(cls, content: dict[str, Any]) -> Radius:
+        """A radius from its fields; a ValueError says which one is wrong."""
+        required = [f.name for f in fields(cls) if f.default is MISSING]
+        check = Fields(content, [f.name for f in fields(cls)], required)
+        check.integer("index", 0)
+        check.integer("label", 0)
+        check.integer("prediction", -1)
+        check.number("proved", 0, 1)
+        check.number_or_none("broken", 0, 1)
+        check.text("provers", "attack", "model", "image", "weights")
+        if "arithmetic" in content:
+            check.choice("arithmetic", ARITHMETICS)
+        radius = cls(**content)
+        if radius.broken is not None and radius.proved > radius.broken:
+            raise ValueError(f"proved is {radius.proved}, but must not exceed broken, which is {radius.broken}")
+        if radius.prediction != radius.label and radius.proved > 0:
+            raise ValueError(f"proved is {radius.proved}, but must be 0 for a misclassified image")
+        return radius
 
 
 @torch.no_grad()
@@ -61,6 +85,9 @@ def largest_proved_eps(
     What is returned was itself proved, never merely lies below a failure; 0 where no radius was. `arithmetic` is what
     the proofs cover, as in `certify`. A tolerance of 0 goes down to the spacing of floating-point numbers.
     """
+    check_net(net, x, "largest_proved_eps(net, x, y)")
+    if not is_finite(tolerance) or not tolerance >= 0:
+        raise UserError(f"tolerance is {shortened(tolerance)}, but must be a number of at least 0, such as 1e-4.")
     with full_precision(), modes_kept(net):
         net.eval()
         real = arithmetic_of(net, arithmetic) == "real"
@@ -144,19 +171,23 @@ def radii(
 ) -> list[Radius]:
     """Both radii of every image. With `out` they are kept in radii.jsonl there, batch by batch, and a second call
     continues: for the same network, image and question."""
+    check_net(net, images, "radii(net, images)")
+    check_attack(attack)
+    check_callable("progress", progress, "progress(eps, done, total)")
+    images, folder = readable(images), check_folder("out", out)
     provers, attack = in_order(by, tuple(PROVERS)), attack or Attack()
-    folder = Path(out) if out is not None else None
+    batch_size, seed = check_whole("batch_size", batch_size, 1), check_whole("seed", seed)
     found: list[Radius] = []
     with full_precision(), modes_kept(net), ExitStack() as held, Counting("bisecting") as counting, torch.no_grad():
         net.eval()
-        kind = arithmetic_of(net, arithmetic)
+        kind, weights = arithmetic_of(net, arithmetic), weights_of(net)
         asked = {"provers": " ".join(provers), "attack": f"{attack} seed={seed}", "arithmetic": kind}
         asked["model"] = check(net, images)
         if folder:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             held.enter_context(checkpoint.held(folder, "certifying", (folder,)))
         tested = False
-        known = _read(folder / "radii.jsonl") if folder else {}
+        known = {r.index: r for r in read_lines(folder / "radii.jsonl", Radius.of)} if folder else {}
         for start in range(0, len(images), batch_size):
             rows = list(range(start, min(start + batch_size, len(images))))
             x, y = images.batch(torch.tensor(rows))
@@ -169,10 +200,10 @@ def radii(
             real = asked["arithmetic"] == "real"
             for radius in _measure(net, x[picked], y[picked], new, provers, attack, seed, real) if new else []:
                 known.pop(radius["index"], None)  # the newest come last: they tell which network the file is about
-                known[radius["index"]] = Radius(**radius, **expected[radius["index"] - start])
+                known[radius["index"]] = Radius(**radius, **expected[radius["index"] - start], weights=weights)
             found += [known[i] for i in rows]
             if folder and new:
-                lines = "".join(json.dumps(asdict(radius)) + "\n" for radius in known.values())
+                lines = "".join(to_line(asdict(radius)) for radius in known.values())
                 checkpoint.write_atomically(folder / "radii.jsonl", lines)
             (progress or counting.progress)(1.0, len(found), len(images))
     return found
@@ -204,14 +235,6 @@ def _measure(
     nearest = [distance if distance <= 1 else None for distance in broken.tolist()]
     columns = (indices, y.tolist(), predicted.tolist(), proved.tolist(), nearest)
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-
-
-def _read(path: Path) -> dict[int, Radius]:
-    lines = path.read_text().splitlines() if path.exists() else []
-    try:
-        return {radius.index: radius for radius in (Radius(**json.loads(line)) for line in lines)}
-    except (ValueError, TypeError):
-        raise UserError(f"{path} is damaged: a line is no image's radius; delete it to measure anew.") from None
 
 
 def _fits(radius: Radius, wanted: dict[str, str]) -> bool:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from advibp import checkpoint
-from advibp.errors import UserError
-from advibp.verify.attack import Kind
+from advibp.verify.attack import Attack, Kind
+from advibp.verify.lines import Fields, parse_line, to_line
 
 Verdict = Literal["robust", "falsified", "misclassified", "unknown", "timeout", "error"]
 #: What a proof is about: every evaluation of the network in a type, or the network of real numbers that its weights
 #: define. In real arithmetic bounds are computed without regard to rounding, as papers report them.
 Arithmetic = Literal["float32", "float64", "real"]
 VERDICTS: tuple[Verdict, ...] = ("robust", "falsified", "misclassified", "unknown", "timeout", "error")
+ARITHMETICS: tuple[str, ...] = get_args(Arithmetic)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +36,45 @@ class Record:
     seconds: float
     provers: str  # who was asked for a proof
     attack: str  # the attack and all its options
-    model: str  # fingerprint of the weights this is about
+    model: str  # fingerprint of the function this is about: its weights, and what it makes of a fixed image
     image: str  # fingerprint of the image and its label
     counterexample: str | None = None  # "file#row" beside the records
+    weights: str = ""  # fingerprint of the weights alone, which a run's folder can be compared with; "": not known
     arithmetic: str = "real"  # that a proof covers; records of versions that did not say so ignore rounding
     real_margin: float | None = None  # of an image that is open: its lower margin, if real arithmetic would prove it
+
+    @classmethod
+    def of(cls, content: dict[str, Any]) -> Record:
+        """A record from its fields; a ValueError says which one is wrong."""
+        check = Fields(content, _FIELDS, _REQUIRED)
+        check.integer("index", 0)
+        check.number("eps", 0, 1, above=True)
+        check.integer("label", 0)
+        check.integer("prediction", 0)
+        check.choice("verdict", VERDICTS)
+        verdict = content["verdict"]
+        check.choice("by", _DECIDERS[verdict], f" for the verdict {verdict}")
+        check.number_or_none("lower_margin")
+        if "real_margin" in content:
+            check.number_or_none("real_margin")
+        check.number("seconds", 0)
+        check.text("provers", "attack", "model", "image", "weights")
+        if content.get("counterexample") is not None:
+            check.text("counterexample")
+        if "arithmetic" in content:
+            check.choice("arithmetic", ARITHMETICS)
+        record = cls(**content)
+        if strange := sorted(set(record.provers.split()) - set(STAGES)):
+            raise ValueError(f"provers names {strange[0]!r}, which is no verifier")
+        if record.verdict == "robust" and record.lower_margin is not None and not record.lower_margin > 0:
+            raise ValueError(f"lower_margin is {record.lower_margin}, but must be above 0 for the verdict robust")
+        if record.verdict != "error" and (record.prediction == record.label) != (record.verdict != "misclassified"):
+            raise ValueError(
+                f"label {record.label} and prediction {record.prediction} contradict the verdict {record.verdict}"
+            )
+        if record.counterexample is not None and not re.fullmatch(r"[^#]+#[0-9]+", record.counterexample):
+            raise ValueError("counterexample names no file and row, such as counterexamples/file#0")
+        return record
 
 
 @dataclass
@@ -58,13 +93,8 @@ class RecordFile:
             return file
         raw = path.read_bytes()
         whole = raw[: raw.rfind(b"\n") + 1]
-        for number, line in enumerate(whole.splitlines(), 1):
-            try:
-                record = Record(**json.loads(line))
-            except (ValueError, TypeError):
-                raise UserError(
-                    f"{path} is damaged in line {number}: it holds no record; delete it to certify anew."
-                ) from None
+        for number, line in enumerate(whole.split(b"\n")[:-1], 1):
+            record = parse_line(line, Record.of, f"{path} is damaged in line {number}")
             file.records.pop((record.index, record.eps), None)
             file.records[record.index, record.eps] = record
         file._lines = whole.count(b"\n")
@@ -94,6 +124,19 @@ STAGES = (
     "clean", "ibp", "crown-ibp", *get_args(Kind), "crown", "deepz", "alpha-crown", "refinezono", "bab", "milp"
 )  # fmt: skip
 
+_ATTACKS: tuple[str, ...] = get_args(Kind)
+#: Who may give a verdict.
+_DECIDERS: dict[Verdict, tuple[str | None, ...]] = {
+    "robust": tuple(stage for stage in STAGES if stage not in ("clean", *_ATTACKS)),
+    "falsified": (*_ATTACKS, "refinezono", "bab", "milp"),
+    "misclassified": ("clean",),
+    "unknown": (None,),
+    "timeout": (None,),
+    "error": ("clean",),
+}
+_FIELDS = [f.name for f in fields(Record)]
+_REQUIRED = [f.name for f in fields(Record) if f.default is MISSING]
+
 
 def place(stage: str | None) -> int:
     """Of a stage in the cascade; nobody comes last."""
@@ -109,7 +152,7 @@ def verified_errors(flow: Iterable[Decided], asked: Iterable[str]) -> dict[str, 
 
 
 def _line(record: Record) -> str:
-    return json.dumps(asdict(record)) + "\n"
+    return to_line(asdict(record))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +185,7 @@ class Certificate:
         """
         counts = self.counts(eps)
         total = counts.total()
-        attacked = sum(r.eps == eps and r.verdict == "falsified" and r.by in get_args(Kind) for r in self.records)
+        attacked = sum(r.eps == eps and r.verdict == "falsified" and r.by in _ATTACKS for r in self.records)
         wrong = counts["misclassified"] + counts["error"]  # NaN is no right answer either
         return {
             "standard_error": wrong / total,
@@ -153,6 +196,34 @@ class Certificate:
     def real_proofs(self, eps: float) -> int:
         """How many open images the provers would prove in real arithmetic, in which the network does not round."""
         return sum(r.eps == eps and r.verdict != "robust" and r.real_margin is not None for r in self.records)
+
+    def attacks(self) -> dict[str, dict[str, int]]:
+        """Each attack, with its seed, that was made on some images: how many are broken and unbroken; most first.
+
+        Records stand whatever attack is asked for later, so there may be several. Images that are misclassified, or
+        proved by a verifier that comes before the attack, were not attacked.
+        """
+        made: dict[str, dict[str, int]] = {}
+        for r in self.records:
+            if place(r.by) >= place("pgd"):
+                counts = made.setdefault(r.attack, {"broken": 0, "unbroken": 0})
+                counts["broken" if r.by in _ATTACKS else "unbroken"] += 1
+        return dict(sorted(made.items(), key=lambda item: -sum(item[1].values())))
+
+    def attack(self, asked: Attack | str = "") -> str:
+        """All attacks in one text, their seeds only where they differ in nothing else.
+
+        Where no image had to be attacked: the one that was `asked` for, or those that the records were asked with.
+        """
+        full = list(self.attacks() or ([str(asked)] if asked else sorted({r.attack for r in self.records})))
+        short = [name.partition(" seed=")[0] for name in full]
+        return " / ".join(short if len(set(short)) == len(full) else full)
+
+    @property
+    def weights(self) -> str:
+        """Fingerprint of the weights that all records are about; "" if they differ, or do not say."""
+        known = {r.weights for r in self.records}
+        return known.pop() if len(known) == 1 else ""
 
     def flow(self, eps: float) -> list[Decided]:
         """Who decided what, in the order in which the stages are asked."""

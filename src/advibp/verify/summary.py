@@ -22,16 +22,19 @@ def summary(
     command: str = "",
     hardware: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The table of a certification with what made it; percent, as in the paper. `by`: who was asked now.
+    """The table of a certification with what made it; percent, as in the paper.
 
-    Records that stand from earlier name others too, whose proofs count.
+    `by` and `attack` are those asked for now. Records that stand from earlier may be by others, whose proofs and
+    counterexamples count: the summary names all of them.
     """
     radii = certificate.eps
     everyone = {name for eps in radii for name in certificate.asked(eps, by)}
     known = [set(certificate.asked(eps, everyone)) for eps in radii]
     return {
         "command": command,
-        "attack": str(attack),
+        "attack": certificate.attack(attack),
+        "attacks": certificate.attacks(),
+        "weights": certificate.weights,  # their fingerprint
         "by": sorted(everyone.intersection(*known), key=place),
         "arithmetic": arithmetic,  # that the proofs cover
         "images": certificate.counts(radii[0]).total(),

@@ -1,0 +1,101 @@
+"""What `certify` is given, understood: images with labels in any of several forms, and radii."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from advibp.checks import check_eps, named, shortened
+from advibp.data import Data, Lazy, Split
+from advibp.data.datasets import from_loader
+from advibp.errors import UserError
+
+USAGE = "certify(net, images, eps) or certify(net, x, y, eps)"
+
+_PAIR = "a pair (x, y) of images and labels, a Split, a Dataset or a DataLoader"
+
+
+@runtime_checkable
+class Images(Protocol):
+    """Images that need not be in memory: batch(rows) gives x (B, C, H, W) in [0, 1] and y (B,)."""
+
+    def __len__(self) -> int: ...
+    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+def images_and_radii(images: Any, given: list[Any], eps: Any) -> tuple[Images, list[float]]:
+    """From (images, eps) or (x, y, eps); `given` is what came after the images by position."""
+    if isinstance(images, Tensor | np.ndarray):
+        if not given or not isinstance(given[0], Tensor | np.ndarray) or given[0].ndim == 0:
+            raise UserError("These are images without labels; call certify(net, x, y, eps) or certify(net, data, eps).")
+        images = (images, given.pop(0))
+    if images is None:
+        raise UserError(f"There are no images; call {USAGE}.")
+    if given and eps is None:
+        eps = given.pop(0)
+    if given or eps is None:
+        what = "eps is missing" if eps is None else "There are too many arguments"
+        raise UserError(f"{what}; call {USAGE}, and give the rest by name, such as by=['ibp'].")
+    return readable(images), radii_of(eps)
+
+
+def radii_of(eps: Any) -> list[float]:
+    """One radius, or several, each once."""
+    several = isinstance(eps, Iterable) and not isinstance(eps, str | bytes | Mapping)
+    if isinstance(eps, Tensor | np.ndarray):
+        several = eps.ndim > 0
+    radii = list(dict.fromkeys(check_eps(e) for e in (eps if several else [eps])))
+    if not radii:
+        raise UserError(f"eps is {shortened(eps)}, which holds no radius; give at least one, such as 0.3 or 8/255.")
+    return radii
+
+
+def readable(images: Any) -> Images:
+    """Images that can be read batch by batch, with labels in int64 where they are in memory."""
+    if isinstance(images, tuple | list):
+        if len(images) != 2 or not all(isinstance(part, Tensor | np.ndarray) for part in images):
+            kinds = ", ".join(type(part).__name__ for part in images[:3])
+            told = f"{named(images)} of {len(images)}" + (f" ({kinds})" if kinds else "")
+            raise UserError(f"The images are {told}, but must be {_PAIR}.")
+        x, y = (part if isinstance(part, Tensor) else _tensor(part) for part in images)
+        return _split(x, y)
+    if isinstance(images, Data):
+        raise UserError("The images are a whole Data set; give one part of it, such as data.test.")
+    if isinstance(images, Split):
+        return _split(images.x, images.y)
+    if isinstance(images, DataLoader):
+        return from_loader(images)
+    if isinstance(images, Lazy):
+        return images
+    if isinstance(images, Dataset):
+        return Lazy(images)
+    if not isinstance(images, Images):
+        raise UserError(f"The images are {named(images)}, but must be {_PAIR}.")
+    return images
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
+    try:
+        return torch.as_tensor(array)
+    except (TypeError, ValueError, RuntimeError):
+        raise UserError(f"An array is of type {array.dtype}; give floats for images, integers for labels.") from None
+
+
+def _split(x: Tensor, y: Tensor) -> Split:
+    for name, part in (("images", x), ("labels", y)):
+        if not isinstance(part, Tensor) or part.layout != torch.strided or part.is_meta:
+            kind = f"{part.layout} on {part.device}" if isinstance(part, Tensor) else type(part).__name__
+            raise UserError(f"The {name} are {kind}; give a dense tensor that holds numbers.")
+    if not x.is_floating_point():
+        raise UserError(f"The images are of type {x.dtype}; expected floats in [0, 1], such as x.float() / 255.")
+    if x.dim() == 0 or len(x) == 0 or y.shape != x.shape[:1]:
+        shapes = f"images of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}"
+        raise UserError(f"There are {shapes}; expected (N, ...) and (N,), one label per image and at least one image.")
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise UserError(f"The labels are of type {y.dtype}; expected integers, the class of each image.")
+    return Split(x.detach(), y.long())
