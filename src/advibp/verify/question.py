@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from advibp.bounds import Box
 from advibp.bounds.linear import LinearBounds
+from advibp.verify import witness
 
 #: A margin proves something if it is larger: solvers and rounding leave errors of up to this size.
 PROVED = 1e-5
@@ -68,27 +69,40 @@ class Question:
         ends = (end for box in bounds.boxes.values() for end in box)
         return bounds if all(bool(end.isfinite().all()) for end in ends) else None
 
+    @torch.no_grad()
     def broken_by(self, x: Tensor) -> Tensor | None:
-        """The first of some points (B, ...) that the network itself, in its own precision, takes where it must not."""
-        points = self._inside(x.to(self.lower))
-        with torch.no_grad():
-            outputs = self.net(points.clone()).double()
-        over = torch.zeros(len(points), dtype=torch.bool, device=outputs.device)
-        for rows, offsets in self.unsafe:
-            values = outputs @ rows.T.to(outputs) + offsets.to(outputs)
-            over |= (values < 0).all(1) if self.strict else (values <= 0).all(1)
-        over &= outputs.isfinite().all(1)
-        where = over.nonzero().flatten()
-        return points[where[:1]] if len(where) else None
+        """The first counterexample (1, ...) of some points (B, ...), after moving them into the box.
 
-    def _inside(self, x: Tensor) -> Tensor:
-        """The points of the box that are next to x, in the network's precision. Rounding leads out of the box only
-        where none of its numbers is in it, as at both ends 0.1."""
+        It lies in the box, and the network's outputs for it, in the network's own precision, meet a conjunction in
+        exact arithmetic. The network is called on that point alone, because its outputs in a batch may differ from
+        these by rounding.
+        """
+        points, inside = self._inside(x.to(self.lower))
+        outputs = self.net(points.clone()).double()
+        unsafe = [(rows.to(outputs), offsets.to(outputs)) for rows, offsets in self.unsafe]
+        near = torch.zeros_like(inside)
+        for rows, offsets in unsafe:
+            near |= witness.candidates(outputs, rows, offsets).to(near.device)
+        for i in (near & inside).nonzero().flatten().tolist():
+            if self._holds(outputs[i], unsafe) and self._holds(self.net(points[i : i + 1].clone())[0], unsafe):
+                return points[i : i + 1]
+        return None
+
+    def _holds(self, output: Tensor, unsafe: Sequence[tuple[Tensor, Tensor]]) -> bool:
+        return any(witness.holds(output, rows, offsets, strict=self.strict) for rows, offsets in unsafe)
+
+    def _inside(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The points of the box that are nearest to x (B, ...), in the network's precision, and which are in it (B,).
+
+        A point can't be moved into the box where no number of the network's precision is between its two ends, as in
+        float32 if both are 0.1.
+        """
         near = torch.minimum(torch.maximum(x, self.lower), self.upper).to(self.dtype)
         up, down = (torch.full_like(near, end) for end in (math.inf, -math.inf))
         inner = torch.where(near.to(x) > self.upper, near.nextafter(down), near)
         inner = torch.where(near.to(x) < self.lower, near.nextafter(up), inner)
-        return torch.where((inner.to(x) >= self.lower) & (inner.to(x) <= self.upper), inner, near)
+        inside = (inner.to(x) >= self.lower) & (inner.to(x) <= self.upper)
+        return torch.where(inside, inner, near), inside.flatten(1).all(1)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -114,7 +128,7 @@ class Question:
         """
         share = torch.rand(32, *self.lower.shape[1:], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         share[::2].round_()
-        points = self._inside(self.lower + (self.upper - self.lower) * share.to(self.lower))
+        points, _ = self._inside(self.lower + (self.upper - self.lower) * share.to(self.lower))
         with torch.no_grad():
             exact = self.double(points.double())
             return torch.nan_to_num(self.net(points.clone()).double() - exact, 0.0, 0.0, 0.0)
