@@ -16,7 +16,7 @@ from advibp.verify import Attack
 from advibp.verify.records import VERDICTS, Certificate, Record, RecordFile
 from advibp.verify.summary import summary
 
-with_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+with_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 records = st.builds(
     Record,
     index=st.integers(0, 5),
