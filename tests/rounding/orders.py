@@ -105,20 +105,30 @@ def dot(a: Tensor, b: Tensor | None, bias: Tensor | None, order: Order) -> Tenso
         chunks = torch.arange(shape[along]).tensor_split(pieces)
         sums = [dot(_sure(part(a, 1, piece)), part(b, 1, piece), part(bias, 0, piece), order) for piece in chunks]
         return torch.cat(sums, along)
-    terms = order.terms(n)
     steps = math.ceil(n / lanes)
-    terms = torch.cat([terms, terms.new_full((steps * lanes - n,), -1)])  # -1: no term
-    table = terms.view(lanes, steps).T if order.block else terms.view(steps, lanes)
+    terms = torch.cat([order.terms(n), torch.full((steps * lanes - n,), -1)])  # -1: no term
+    if order.block:
+        terms = terms.view(lanes, steps).T.flatten()
+    fused = order.fma and b is not None and a.dtype == torch.float32
+    left = a.index_select(0, terms.clamp(min=0))
+    left[terms < 0] = 0
+    left = (left.double() if fused else left).unflatten(0, (steps, lanes))
     total = a.new_zeros(lanes, *shape)
     if bias is not None and not order.bias_last:
         total[0] += bias
-    for row in table:
-        rows = row.clamp(min=0)
-        left, right = a[rows], None if b is None else b[rows]
-        if bool((row < 0).any()):
-            left = left.clone()
-            left[row < 0] = 0
-        total = _add_product(total, left, right, order)
+    if b is None:
+        for term in left:
+            total = _flushed(total + term, order)
+    else:
+        right = b.index_select(0, terms.clamp(min=0))
+        right = (right.double() if fused else right).unflatten(0, (steps, lanes))
+        for x, w in zip(left, right, strict=True):
+            if fused:
+                # The product of two float32 numbers is exact in float64; the sum is rounded twice, which differs from
+                # a fused operation only next to ties.
+                total = _flushed(torch.addcmul(total.double(), x, w).float(), order)
+            else:
+                total = _flushed(total.add_(_flushed(x * w, order)), order)
     while len(total) > 1:
         if order.tree:
             half, odd = divmod(len(total), 2)
@@ -132,16 +142,6 @@ def dot(a: Tensor, b: Tensor | None, bias: Tensor | None, order: Order) -> Tenso
 def _sure(t: Tensor | None) -> Tensor:
     assert t is not None
     return t
-
-
-def _add_product(total: Tensor, a: Tensor, b: Tensor | None, order: Order) -> Tensor:
-    if b is None:
-        return _flushed(total + a, order)
-    if order.fma and total.dtype == torch.float32:
-        # The product of two float32 numbers is exact in float64; the sum is rounded twice, which differs from a fused
-        # operation only next to ties.
-        return _flushed(torch.addcmul(total.double(), a.double(), b.double()).float(), order)
-    return _flushed(total + _flushed(a * b, order), order)
 
 
 def _flushed(t: Tensor, order: Order) -> Tensor:
@@ -320,7 +320,7 @@ RULES: dict[Any, Callable[..., Tensor]] = {
 @torch.no_grad()
 def outputs(net: nn.Module, x: Tensor, order: Order, batch: int = 500) -> Tensor:
     """The network's outputs (B, K) in an order."""
-    with InOrder(order):
+    with threads(1), InOrder(order):
         return torch.cat([net(part.clone()) for part in x.split(batch)])
 
 
