@@ -16,6 +16,7 @@ import os
 import random
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -51,8 +52,9 @@ class Fuzz:
         command = f"pytest -n 2 -p no:cacheprovider --hypothesis-seed={seed} -m hypothesis {shlex.join(self.tests)}"
         self._run(command, {"ADVIBP_FUZZ_SEED": str(seed)})
         for script in SCRIPTS:
-            minutes = f"{min(2.0, self.left / 60):.2f}"
-            self._run(f"python {script.format(minutes=minutes, seed=seed % 2**31)}", {})
+            minutes = min(2.0, self.left / 60 - 0.5)  # (they look at the clock between two networks)
+            if minutes > 0:
+                self._run(f"python {script.format(minutes=f'{minutes:.2f}', seed=seed % 2**31)}", {})
 
     def _run(self, command: str, variables: dict[str, str]) -> None:
         """Run it for as long as there is time; one that had to be stopped counts as neither passed nor failed."""
@@ -60,18 +62,15 @@ class Fuzz:
             return
         words = [sys.executable, *([] if command.startswith("python ") else ["-m"])]
         words += shlex.split(command.removeprefix("python "))
-        try:
-            done = subprocess.run(
-                words, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, timeout=self.left + 5
-            )
-        except subprocess.TimeoutExpired as late:
-            output = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else late.stdout or ""
-            if " FAILED " not in output and "FAILED " not in output:
-                return print(f"stopped, as the time is over: {command}", flush=True)
-            done = subprocess.CompletedProcess(words, 1, output, "")
+        child = subprocess.Popen(
+            words, cwd=ROOT, env=os.environ | variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        done, stopped = _finished(child, self.left + 5)
+        if stopped and not re.search(r"^FAILED ", done.stdout, re.MULTILINE):
+            return print(f"stopped, as the time is over: {command}", flush=True)
         if self.verbose:
             print(done.stdout[-2000:], flush=True)
-        self.passed += sum(int(count) for count in re.findall(r"^(?:=+ )?(\d+) passed", done.stdout, re.MULTILINE))
+        self.passed += sum(int(count) for count in re.findall(r"(\d+) passed", done.stdout))
         if done.returncode == 0:
             return
         assigned = " ".join(f"{name}={value}" for name, value in variables.items())
@@ -81,6 +80,21 @@ class Fuzz:
             self.failed.append(f"{assigned} {repeat}".strip())
         print(done.stdout[-20_000:], done.stderr[-4000:], sep="\n", flush=True)
         print(f"failed; repeat with: {self.failed[-1]}", flush=True)
+
+
+def _finished(child: subprocess.Popen[str], seconds: float) -> tuple[subprocess.CompletedProcess[str], bool]:
+    """What a process wrote, and whether it was stopped: by Ctrl-C, at which pytest reports what has failed so far."""
+    stopped = False
+    for number, patience in ((signal.SIGINT, seconds), (signal.SIGKILL, 60.0)):
+        try:
+            out, err = child.communicate(timeout=patience)
+            break
+        except subprocess.TimeoutExpired:
+            stopped = True
+            child.send_signal(number)
+    else:
+        out, err = child.communicate()
+    return subprocess.CompletedProcess(child.args, child.returncode, out, err), stopped
 
 
 def main() -> int:
