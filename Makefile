@@ -6,11 +6,12 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test docs browser bench endure lint format wheel clean
+.PHONY: help demo test fuzz docs browser bench endure lint format wheel clean
 
 help:
 	@echo "make demo     train a small network on MNIST, prove its robustness, write a page about it"
-	@echo "make test     run the tests"
+	@echo "make test     run the tests, with the same random numbers every time"
+	@echo "make fuzz     run property tests with new random numbers for FUZZ_MINUTES=30 minutes"
 	@echo "make docs     build the documentation as a site: site/index.html"
 	@echo "make bench    measure what a training step costs, as ratios (five minutes, on an idle machine)"
 	@echo "make endure   kill trainings and certifications a hundred times and check that nothing is lost (15 minutes)"
@@ -28,6 +29,11 @@ demo: $(VENV)/.installed
 # Pages are tried in a browser. Where there is none those tests are skipped, but not where everything has to be tested.
 test: $(VENV)/.installed-dev $(if $(CI),browser)
 	$(BIN)/pytest -n 2
+
+# Prints the seed of each round, and for a failure the command that repeats it.
+FUZZ_MINUTES ?= 30
+fuzz: $(VENV)/.installed-dev
+	$(BIN)/python tests/fuzz.py --minutes $(FUZZ_MINUTES)
 
 browser:
 	@command -v chromium > /dev/null || { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install chromium chromium-driver > /dev/null; }

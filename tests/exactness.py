@@ -124,7 +124,7 @@ def exact_margin(question: Question) -> float:
     return min(program.minimise(kinks.linear(output, *row)).claimed for row in rows)
 
 
-def check(case: Sample, eps: float, seconds: float = 120.0) -> list[str]:
+def check(case: Sample, eps: float, seconds: float = 1200.0) -> list[str]:
     """What was wrong; nothing, if all is well."""
     wrong = []
     asked = Question.robustness(case.net, case.x, case.label, eps, case.classes)

@@ -36,7 +36,7 @@ anything_json = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-with_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+with_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 def tensor(dtype: torch.dtype, shape: list[int], seed: int) -> Tensor:
@@ -117,7 +117,7 @@ def test_a_file_cut_short_or_continued_is_noticed(whole: Path) -> None:
             checkpoint.load(whole)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(content=st.binary(max_size=200))
 def test_noise_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(content)

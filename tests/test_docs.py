@@ -209,7 +209,7 @@ class Reader:
         elif "--radius" in words:
             short = ["--limit", "4", "--steps", "2"]
         elif "--onnx" in words and words[0] == "certify":
-            short = ["--timeout", "20"]
+            short = ["--timeout", "600"]
         elif "--sample" in words and words[0] == "certify":
             short += ["--sample", "2", "--budget", "1"]
         elif "--complete" in words:

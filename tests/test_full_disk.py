@@ -33,7 +33,7 @@ def play(kind: str, work: Path) -> Stories:
         if not shutil.which("unshare"):
             pytest.skip("no file system can be mounted here without unshare")
         command = ["unshare", "--map-root-user", "--mount", *command]  # the mount ends with the process
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=3000)
     if kind == "disk" and (done.returncode == NO_DISK or done.stderr.startswith("unshare:")):
         pytest.skip("no file system can be mounted here")
     assert done.returncode == 0, done.stderr

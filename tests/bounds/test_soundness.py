@@ -6,7 +6,7 @@ import soundness
 
 
 def test_nothing_is_outside_of_any_bound() -> None:
-    counts = soundness.run(40, seed=1000, minutes=5, quiet=True, most=8)
+    counts = soundness.run(40, seed=1000, minutes=60, quiet=True, most=8)
     assert counts["nets"] == 40
     assert counts["exact"] >= 4
     assert counts["points"] > 10_000

@@ -51,7 +51,7 @@ def refused(read: Callable[[], object], *said: str) -> None:
 
 
 @contextmanager
-def quick_and_small(seconds: float = 1.0, megabytes: float = 8) -> Iterator[None]:
+def quick_and_small(seconds: float = 5.0, megabytes: float = 8) -> Iterator[None]:
     tracemalloc.start()
     start = time.process_time()  # other processes may keep us waiting
     try:

@@ -46,7 +46,7 @@ def test_ten_gigabytes_of_zeros_in_an_npz(tmp_path: Path) -> None:
     file, head = tmp_path / "bomb.npz", npy_header((10 * 2**20, 32, 32))
     write_npz(file, deflated(head, 10 * 1024), len(head) + 10 * GIB)
     assert file.stat().st_size < 20 * 2**20
-    with quick_and_small(0.5):
+    with quick_and_small():
         refused(lambda: data.load(file), "x_train in", "bomb.npz", "more than 500 to 1")
 
 

@@ -266,7 +266,7 @@ row = Row(name="set", says="", images=(1, 1), classes=2, shape="", terms="", pag
 if stop:  # hang at a certain moment, for the blow to fall
     def hang(*_, **__):
         print("now", flush=True)
-        time.sleep(60)
+        time.sleep(600)
     setattr(catalogue, stop, hang)
 print(catalogue.locate(row, root))
 """
@@ -298,7 +298,7 @@ def test_a_set_can_be_read_while_another_process_waits(tmp_path: Path) -> None:
     with catalogue.locked(lock, lambda: None):
         thread = threading.Thread(target=lambda: (locate(row, tmp_path), done.set()))
         thread.start()
-        assert done.wait(10)
+        assert done.wait(100)
         thread.join()
 
 

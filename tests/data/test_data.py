@@ -23,7 +23,7 @@ from advibp import data
 from advibp.data import idx as idx_files
 from advibp.errors import UserError
 
-in_fresh_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+in_fresh_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 # What is read is what was written.

@@ -23,12 +23,10 @@ from advibp import data
 from advibp.data import pictures
 from advibp.errors import UserError
 
-STREAM = np.random.RandomState(0)
-
 
 def save(file: Path, shape: tuple[int, ...] = (6, 5, 3)) -> Array:
     file.parent.mkdir(parents=True, exist_ok=True)
-    pixels = STREAM.randint(0, 256, shape).astype(np.uint8)
+    pixels = np.random.randint(0, 256, shape).astype(np.uint8)
     Image.fromarray(pixels).save(file)
     return pixels
 

@@ -69,7 +69,7 @@ def test_a_conjunction_holds_only_where_all_its_rows_do(seed: int) -> None:
     # Shifted so that each row holds at some points; both at some, or at none.
     offsets = -values.quantile(0.3, dim=0)
     both = Question(asked.net, asked.net, asked.lower, asked.upper, [(rows, offsets)])
-    answer = milp(both, seconds=20)
+    answer = milp(both)
     if bool((values + offsets <= -1e-4).all(1).any()):
         assert answer.counterexample is not None
     if answer.counterexample is not None:

@@ -18,7 +18,7 @@ from advibp.verify.lines import to_line
 from advibp.verify.records import VERDICTS, Certificate, Record, RecordFile
 from advibp.verify.summary import summary
 
-with_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+with_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 #: Who may give a verdict, for a label of 0, and what the network may have predicted.
 DECIDERS: dict[str, tuple[list[str | None], list[int]]] = {
     "robust": (["ibp", "crown", "milp"], [0]),

@@ -74,7 +74,7 @@ def test_without_time_it_is_a_timeout_and_more_time_continues(tmp_path: Path) ->
     short = certify(net, (x, y), 0.15, by=["milp"], attack=weak, budget=1e-9, out=tmp_path)
     assert short.counts(0.15)["timeout"] > 0
     assert short.counts(0.15)["unknown"] == 0
-    again = certify(net, (x, y), 0.15, by=["milp"], attack=weak, budget=60, out=tmp_path)
+    again = certify(net, (x, y), 0.15, by=["milp"], attack=weak, budget=600, out=tmp_path)
     assert again.counts(0.15)["timeout"] == 0
 
 

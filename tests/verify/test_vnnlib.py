@@ -20,7 +20,7 @@ from advibp import UserError
 from advibp.verify import vnnlib
 from advibp.verify.vnnlib import Property
 
-with_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+with_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 many_with_folder = settings(with_folder, max_examples=300)
 
 DECLARED = "".join(f"(declare-const {name} Real)\n" for name in ("X_0", "X_1", "Y_0", "Y_1", "Y_2"))

@@ -22,6 +22,7 @@ from advibp.bounds import Box
 from advibp.bounds.linear import LinearBounds
 from advibp.bounds.rounded import Rounded
 from advibp.bounds.rounding import Rounding
+from advibp.verify import witness
 
 #: A margin proves something if it is larger: solvers and rounding leave errors of up to this size.
 PROVED = 1e-5
@@ -87,27 +88,55 @@ class Question:
         ends = (end for box in bounds.boxes.values() for end in box)
         return bounds if all(bool(end.isfinite().all()) for end in ends) else None
 
+    @torch.no_grad()
     def broken_by(self, x: Tensor) -> Tensor | None:
-        """The first of some points (B, ...) that the network itself, in its own precision, takes where it must not."""
-        points = self._inside(x.to(self.lower))
-        with torch.no_grad():
-            outputs = door.run(self.net, points).double()
-        over = torch.zeros(len(points), dtype=torch.bool, device=outputs.device)
-        for rows, offsets in self.unsafe:
-            values = outputs @ rows.T.to(outputs) + offsets.to(outputs)
-            over |= (values < 0).all(1) if self.strict else (values <= 0).all(1)
-        over &= outputs.isfinite().all(1)
-        where = over.nonzero().flatten()
-        return points[where[:1]] if len(where) else None
+        """The first counterexample (1, ...) of some points (B, ...), after moving them into the box.
 
-    def _inside(self, x: Tensor) -> Tensor:
-        """The points of the box that are next to x, in the network's precision. Rounding leads out of the box only
-        where none of its numbers is in it, as at both ends 0.1."""
+        It lies in the box, and the network's outputs for it, in the network's own precision, meet a conjunction in
+        exact arithmetic. The network is called on that point alone, because its outputs in a batch may differ from
+        these by rounding. An image must be misclassified in every evaluation of the network, unless the question is
+        about real arithmetic.
+        """
+        points, inside = self._inside(x.to(self.lower))
+        outputs = door.run(self.net, points).double()
+        unsafe = [(rows.to(outputs), offsets.to(outputs)) for rows, offsets in self.unsafe]
+        near = torch.zeros_like(inside)
+        for rows, offsets in unsafe:
+            near |= witness.candidates(outputs, rows, offsets).to(near.device)
+        for i in (near & inside).nonzero().flatten().tolist():
+            point = points[i : i + 1]
+            here = self._holds(outputs[i], unsafe) and self._holds(door.run(self.net, point)[0], unsafe)
+            if here and (not self.strict or self.real or self._always_holds(point, unsafe)):
+                return point
+        return None
+
+    def _holds(self, output: Tensor, unsafe: Sequence[tuple[Tensor, Tensor]]) -> bool:
+        return any(witness.holds(output, rows, offsets, strict=self.strict) for rows, offsets in unsafe)
+
+    def _always_holds(self, point: Tensor, unsafe: Sequence[tuple[Tensor, Tensor]]) -> bool:
+        """Whether all that the network may compute at a point (1, ...) meets one of the conjunctions, strictly."""
+        wide = point.double()
+        outputs = self.double(Rounded.between(wide, wide, Rounding(self.dtype, torch.float64, doubled=True)))
+        lower, upper = outputs.lower[0], outputs.upper[0]
+        for rows, offsets in unsafe:
+            highest = rows.clamp(min=0) @ upper + rows.clamp(max=0) @ lower + offsets
+            sizes = rows.abs() @ torch.maximum(lower.abs(), upper.abs()) + offsets.abs()
+            if bool((highest + 2.0**-50 * (2 + rows.shape[1]) * sizes < 0).all()):
+                return True
+        return False
+
+    def _inside(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The points of the box that are nearest to x (B, ...), in the network's precision, and which are in it (B,).
+
+        A point can't be moved into the box where no number of the network's precision is between its two ends, as in
+        float32 if both are 0.1.
+        """
         near = torch.minimum(torch.maximum(x, self.lower), self.upper).to(self.dtype)
         up, down = (torch.full_like(near, end) for end in (math.inf, -math.inf))
         inner = torch.where(near.to(x) > self.upper, near.nextafter(down), near)
         inner = torch.where(near.to(x) < self.lower, near.nextafter(up), inner)
-        return torch.where((inner.to(x) >= self.lower) & (inner.to(x) <= self.upper), inner, near)
+        inside = (inner.to(x) >= self.lower) & (inner.to(x) <= self.upper)
+        return torch.where(inside, inner, near), inside.flatten(1).all(1)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -1,0 +1,31 @@
+"""The networks of crafted.py are what they are said to be: robust in real arithmetic, and broken in float32."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from crafted import CRAFTED, checked, find
+from orders import into_ball
+
+
+@pytest.mark.parametrize("name", CRAFTED)
+def test_a_point_of_the_ball_is_misclassified_in_float32(name: str) -> None:
+    made, witness = CRAFTED[name](), find(name)
+    assert witness is not None
+    assert checked(made, witness)
+
+
+@pytest.mark.parametrize("name", [name for name in CRAFTED if name not in ("tiny margin", "small variance")])
+def test_no_point_is_misclassified_in_double_precision(name: str) -> None:
+    """(The margins of those two are below what double precision, or the search for a vertex, can show.)"""
+    made = CRAFTED[name]()
+    assert made.margin > 0
+    eps = torch.tensor(made.eps, dtype=torch.float64)
+    noise = torch.rand(1000, *made.x.shape[1:], dtype=torch.float64) * 2 - 1
+    noise[:10] = noise[:10].sign()
+    points = into_ball(made.x.double() + eps * noise, made.x, eps)
+    with torch.no_grad():
+        z = copy.deepcopy(made.net).double()(points.double())
+    assert (z[:, made.y] - z[:, 1 - made.y]).min() >= 0.999 * made.margin - 1e-6 * made.margin
