@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from itertools import pairwise, product
 
 import pytest
@@ -339,3 +340,19 @@ def test_fosc_of_a_linear_model_vanishes_at_the_attack_and_counts_each_sample(se
     lower, upper = feasible(x, eps)
     at_clean = fosc(x.reshape(images), g.reshape(images), lower.reshape(images), upper.reshape(images))
     torch.testing.assert_close(at_clean, torch.stack([(v - c) @ h for v, c, h in zip(x_adv, x, g, strict=True)]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("eps", [0.1, 8 / 255, 0.25, 1e-12, 1.0])
+def test_the_inner_ball_lies_in_the_ball_of_real_numbers(eps: float, dtype: torch.dtype) -> None:
+    """And its ends are the last numbers of their type inside."""
+    x = torch.rand(200, dtype=dtype)
+    x[:50] *= 1e-9
+    lower, upper = attacks.inner_ball(x, eps)
+    for value, low, high in zip(x.tolist(), lower.tolist(), upper.tolist(), strict=True):
+        ends = max(Fraction(value) - Fraction(eps), Fraction(0)), min(Fraction(value) + Fraction(eps), Fraction(1))
+        assert ends[0] <= Fraction(low) <= Fraction(high) <= ends[1]
+        before, after = (torch.tensor(v, dtype=dtype).nextafter(torch.tensor(to, dtype=dtype)) for v, to in
+                         ((low, -math.inf), (high, math.inf)))  # fmt: skip
+        assert Fraction(before.item()) < ends[0]
+        assert Fraction(after.item()) > ends[1]

@@ -34,11 +34,14 @@ def inner_ball(x: Tensor, eps: Tensor | float, within: Range = (0.0, 1.0)) -> tu
 
     The ends of `feasible` may lie outside of it by their rounding. A counterexample must not.
     """
-    wide, radius = x.double(), eps.double() if isinstance(eps, Tensor) else eps
+    wide, radius = x.double(), torch.as_tensor(eps, dtype=torch.float64, device=x.device)
     up = torch.full_like(wide, torch.inf)
-    # One number further in than the rounded end; x itself always lies in the ball.
-    lower = torch.minimum((wide - radius).nextafter(up), wide)
-    upper = torch.maximum((wide + radius).nextafter(-up), wide)
+    lower, below = _exact_sum(wide, -radius)
+    upper, above = _exact_sum(wide, radius)
+    lower, upper = (
+        torch.where(below > 0, lower.nextafter(up), lower),
+        torch.where(above < 0, upper.nextafter(-up), upper),
+    )
     if within is not None:
         lower, upper = lower.clamp(min=within[0]), upper.clamp(max=within[1])
     ends = lower.to(x.dtype), upper.to(x.dtype)
@@ -47,6 +50,13 @@ def inner_ball(x: Tensor, eps: Tensor | float, within: Range = (0.0, 1.0)) -> tu
         torch.where(ends[0].double() < lower, ends[0].nextafter(away), ends[0]),
         torch.where(ends[1].double() > upper, ends[1].nextafter(-away), ends[1]),
     )
+
+
+def _exact_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """a + b as a rounded sum and its error, which add up to it exactly (Knuth)."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
 
 
 def attack_loss(logits: Tensor, y: Tensor, loss: LossName) -> Tensor:
