@@ -218,8 +218,8 @@ def test_labels_that_are_none(kind: str) -> None:
     refused(lambda: largest_proved_eps(net, X, LABELS[kind]), "labels")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("tolerance", ["x", 0, -1.0, math.nan, None, True])
-def test_a_tolerance_that_never_ends(tolerance: Any) -> None:
+@pytest.mark.parametrize("tolerance", ["x", -1.0, math.nan, None, True])
+def test_a_tolerance_that_is_none(tolerance: Any) -> None:
     refused(lambda: largest_proved_eps(network(), X, Y, tolerance=tolerance), "tolerance is")
 
 

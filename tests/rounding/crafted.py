@@ -290,7 +290,7 @@ def verdict_by(made: Crafted, verifier: str) -> str:
     """Of certify, with an attack that finds nothing; `refused` where a verifier does not take the network."""
     attack = Attack(steps=1, step=1e-6)
     try:
-        found = certify(made.net, made.x, torch.tensor([made.y]), made.eps, by=[verifier], attack=attack, budget=60)
+        found = certify(made.net, made.x, torch.tensor([made.y]), made.eps, by=[verifier], attack=attack, budget=5)
     except UserError:
         return "refused"
     return found.records[0].verdict
@@ -306,7 +306,7 @@ def verdict_of_property(made: Crafted, net: nn.Module | None = None) -> str:
         vnnlib.write(file, asked.lower, asked.upper, made.y, 2)
         read = vnnlib.read(file)
     try:
-        return decide(net or made.net, tuple(made.x.shape[1:]), read, seconds=60).verdict
+        return decide(net or made.net, tuple(made.x.shape[1:]), read, seconds=5).verdict
     except (UserError, UnsupportedOperation):
         return "refused"
 

@@ -185,7 +185,18 @@ def test_a_tie_is_no_misclassification() -> None:
     assert Question.robustness(net, x, 0, 0.1, 2).broken_by(x) is None
     with torch.no_grad():
         net.weight[1].nextafter_(torch.tensor(2.0))
-    assert Question.robustness(net, x, 0, 0.1, 2).broken_by(x) is not None
+    assert Question.robustness(net, x, 0, 0.1, 2, real=True).broken_by(x) is not None
+
+
+def test_what_rounding_may_decide_is_no_misclassification() -> None:
+    """z_1 exceeds z_0 by one unit in the last place, which another order of summation may take away; or by 2^-10."""
+    net = nn.Linear(2, 2, bias=False)
+    x = torch.full((1, 2), 0.5)
+    for much, wrong in ((2.0**-23, False), (2.0**-10, True)):
+        with torch.no_grad():
+            net.weight.copy_(torch.tensor([[1.0, 1.0], [1.0, 1.0 + much]]))
+        assert int(net(x).argmax()) == 1
+        assert (Question.robustness(net, x, 0, 0.1, 2).broken_by(x) is not None) == wrong
 
 
 def test_a_counterexample_breaks_the_network_on_its_own() -> None:

@@ -137,7 +137,8 @@ class Cascade:
         """By how much two logits may be exchanged by rounding alone, about: at the images x themselves."""
         if self.arithmetic == "real" or not len(x):
             return 0.0
-        spread = self._at(x).upper_margins(y) - self._at(x).lower_margins(y)
+        outputs = self._at(x)
+        spread = outputs.upper_margins(y) - outputs.lower_margins(y)
         return float(spread.nan_to_num(0.0, 0.0, 0.0).max())
 
     @torch.no_grad()
