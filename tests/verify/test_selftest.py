@@ -168,7 +168,7 @@ def test_it_is_cheap() -> None:
     net.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
     check_function(net, images(100))
     assert len(sizes) <= 16
-    assert sum(sizes) <= 100
+    assert sum(sizes) <= 120
 
 
 def test_an_operation_without_a_rule_is_still_named() -> None:

@@ -71,19 +71,22 @@ class LinearBounds:
     are at least as tight as interval bounds; margins need not be, so a prover takes the better of both.
     """
 
-    def __init__(self, net: nn.Module, inputs: Box | Rounded, *, at_once: int = 512) -> None:
+    def __init__(
+        self, net: nn.Module, inputs: Box | Rounded, *, at_once: int = 512, wide: torch.dtype | None = None
+    ) -> None:
         """
         Args:
             net: the network, in the type of `inputs`.
             inputs: the set of inputs (B, ...). A Rounded one asks for bounds of the network as it runs.
             at_once: how many rows go back together, which bounds the memory.
+            wide: the network's type, if `inputs` are in double precision, and so are to be the bounds.
         """
-        self.net, self.inputs, self.at_once = net, inputs, at_once
+        self.net, self.inputs, self.at_once, self.wide = net, inputs, at_once, wide
         self.rounding: Rounding | None = inputs.rounding if isinstance(inputs, Rounded) else None
         box = self.box = inputs.box if isinstance(inputs, Rounded) else inputs
         # A zonotope refuses to move elements between images: a row belongs to one of them. A few will do.
-        Tape.record(net, Zonotope.from_box(Box(box.center[:5], 0.0)))
-        self.tape = Tape.record(net, box.center)
+        Tape.record(net, Zonotope.from_box(Box(box.center[:5].to(wide or box.dtype), 0.0)))
+        self.tape = self._record(box.center)
         self.nodes = [i for i in self.tape.needed(0, self.tape.output) if self.tape.nodes[i].from_input]
         self.activations = [i for i in self.nodes if self.tape.nodes[i].func in ACTIVATIONS.keys() | POOLS]
         self.boxes: dict[int, tuple[Tensor, Tensor]] = {}
@@ -101,6 +104,9 @@ class LinearBounds:
             self._reach = box.radius + size(box) * self.rounding.own_sum(box.center[0].numel())
         self._check()
         self._propagate()
+
+    def _record(self, x: Tensor) -> Tape:
+        return Tape.record(self.net, x) if self.wide is None else Tape.record_wide(self.net, x, self.wide)
 
     # ------------------------------------------------------------------------------------------ intervals first
 
@@ -131,6 +137,8 @@ class LinearBounds:
     def _note_errors(self, index: int, value: Rounded, uses: int) -> None:
         """Keep the error of the operation that made a value, and of its transpose."""
         assert self.rounding is not None
+        if value.dtype != self.box.dtype:
+            unsupported(f"{self.tape.name(index)} goes on in {value.dtype}, so it has no linear bounds", SUPPORTED)
         error, node = value.error, self.tape.nodes[index]
         if uses > 1:
             self._sizes[index] = size(value.box) * (2 * self.rounding.w)
@@ -148,7 +156,7 @@ class LinearBounds:
         count = max(1, value.center[0].numel())
         name = getattr(node.func, "__name__", "")
         picks = name in COPIES - {"clone", "flip", "roll"} or (name == "__getitem__" and not _basic(node.args[1]))
-        if picks:
+        if picks or rule_of(node) in ("pad", "interpolate"):  # a border may repeat one element many times
             return count
         shapes = [self.tape.nodes[ref].shape for ref in node.refs if self.tape.nodes[ref].from_input]
         return max([1, *(-(-count // max(1, shape[1:].numel())) for shape in shapes if shape is not None)])
@@ -190,7 +198,7 @@ class LinearBounds:
         """The same for some images of the batch, by their numbers; what is known of them stays known."""
         box = Box._of(self.box.center[keep], self.box.radius[keep])
         inputs = box if self.rounding is None else Rounded(box, self.rounding)
-        taken = LinearBounds(self.net, inputs, at_once=self.at_once)
+        taken = LinearBounds(self.net, inputs, at_once=self.at_once, wide=self.wide)
         taken.boxes = {index: (lower[keep], upper[keep]) for index, (lower, upper) in self.boxes.items()}
         taken._lines.clear()
         taken._line_errors.clear()
@@ -342,7 +350,7 @@ class LinearBounds:
         if found is not None:
             return {node.refs[0]: found[0]}, found[1]
         if rows not in self._rows:
-            self._rows[rows] = Rows(self.tape, self._constants, self.box.center, rows)
+            self._rows[rows] = Rows(self.tape, self._record, self._constants, self.box.center, rows)
         return self._rows[rows].take_back(number, a, precise)
 
     def _through(self, number: int, a: Tensor, whose: Tensor | slice, slopes: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -216,13 +216,24 @@ def _rule(name: str) -> Callable[..., Any]:
     """Run the rule of the inner set, then widen its result by the error of the operation."""
 
     def run(func: Func, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
-        value = next(leaf for leaf in _flat(args) if isinstance(leaf, Rounded))
+        args = _positional(args, kwargs)
+        value = next((leaf for leaf in _flat(args) if isinstance(leaf, Rounded)), None)
+        if value is None:
+            unsupported(f"{name_of(func)} takes a set as its first arguments alone")
         with torch.no_grad():
             result = _run(name, func, value, args, kwargs)
         return args[0]._become(result) if inplace and result is not args[0] else result
 
     run.__name__ = name
     return run
+
+
+def _positional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments, with operands that were given by name in their place; they leave `kwargs`."""
+    for name in ("input", "tensors"):
+        if name in kwargs:
+            args = (kwargs.pop(name), *args)
+    return (*args, kwargs.pop("other")) if "other" in kwargs and len(args) == 1 else args
 
 
 def _flat(args: Any) -> list[Any]:
@@ -310,11 +321,16 @@ def _cast(func: Func, value: Rounded, args: Any, kwargs: dict[str, Any]) -> Roun
     if target == torch.float64:
         return Rounded(found, replace(rounding, own=target), keeps_errors=value.keeps_errors)
     if rounding.doubled:
-        return value
+        if rounding.network == torch.float32:
+            return value
+        error = errors.size(value.box) * (2 * torch.finfo(target).eps) + 16 * torch.finfo(target).tiny
+        rounding = replace(rounding, network=torch.float32)
+        return Rounded(_widened(value._set, error), rounding, keeps_errors=value.keeps_errors, error=error)
     rounding = Rounding(torch.float32, torch.float32)
     error = errors.size(value.box).to(target).mul_(rounding.of(1)).add_(16 * rounding.tiny)
     return Rounded(_widened(found, error), rounding, keeps_errors=value.keeps_errors, error=error)
 
 
-RULES.update({func: _rule(body.__name__) for func, body in BOX_RULES.items() if not func.__name__.endswith("_")})
+_in_place = {func for func in BOX_RULES if func.__name__.endswith("_") and not func.__name__.endswith("__")}
+RULES.update({func: _rule(body.__name__) for func, body in BOX_RULES.items() if func not in _in_place})
 RULES.in_place(VIEWS)

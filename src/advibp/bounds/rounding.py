@@ -126,7 +126,7 @@ def size(value: Any) -> Any:
     """The largest magnitude of each element: |center| + radius of a box, |x| of a constant."""
     if isinstance(value, Box):
         return value.center.abs().add_(value.radius)
-    return value.abs() if isinstance(value, Tensor) and value.dtype != torch.bool else abs(value)
+    return value.double().abs() if isinstance(value, Tensor) and not value.is_floating_point() else abs(value)
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,10 @@ def _div(rounding: Rounding, func: Func, args: Any, kwargs: dict[str, Any], resu
     least = divisor.min() if isinstance(divisor, Tensor) else divisor
     if not float(least) > rounding.negligible:
         unsupported("a division by a number next to 0 has no bound on its rounding error", "scale the network.")
-    return _plus_tiny(rounding, (size(args[0]) + rounding.negligible) / divisor, rounding.of(5))
+    # The reciprocal of a large number may be flushed to zero.
+    sizes = size(args[0])
+    error = _plus_tiny(rounding, (sizes + rounding.negligible) / divisor, rounding.of(5))
+    return error + sizes * (4 * rounding.tiny)
 
 
 def _batch_norm(rounding: Rounding, func: Func, args: Any, kwargs: dict[str, Any], result: Box) -> Tensor:
@@ -281,6 +284,8 @@ def _batch_norm(rounding: Rounding, func: Func, args: Any, kwargs: dict[str, Any
     assert isinstance(mean, Tensor)
     assert isinstance(var, Tensor)
     shape = (-1, *[1] * (given["input"].ndim - 2))
+    if not (bool((var >= 0).all()) and float((var + given.get("eps", 1e-5)).min()) > rounding.negligible):
+        unsupported("BatchNorm with a variance next to 0 has no bound on its rounding error", "raise its eps.")
     scale = (var + given.get("eps", 1e-5)).rsqrt()
     scale = (scale if weight is None else weight.abs() * scale).detach().view(shape)
     inputs = size(given["input"]).add_(mean.detach().abs().view(shape) + rounding.negligible)
@@ -296,7 +301,9 @@ def _positive(rounding: Rounding, func: Func, args: Any, kwargs: dict[str, Any],
     box = args[0]
     terms = _terms(name, box, args, kwargs, result)
     sizes = func(size(box), *args[1:], **kwargs)
-    return _plus_tiny(rounding, sizes, rounding.of_sum(terms + 2, terms + 2)).add_(4 * terms * rounding.tiny)
+    share = rounding.of_sum(terms + 2, terms + 2)
+    # The sum that a mean divides must not overflow either.
+    return checked(rounding, (sizes * share).add_(4 * (terms + 4) * rounding.tiny), share / terms)
 
 
 def _terms(name: str, box: Box, args: Any, kwargs: dict[str, Any], result: Box) -> int:
@@ -333,7 +340,9 @@ def _interpolate(rounding: Rounding, func: Func, args: Any, kwargs: dict[str, An
     spatial = tuple(range(2, box.ndim))
     if mode == "area":
         windows = math.prod(-(-n // m) + 1 for n, m in zip(box.shape[2:], result.shape[2:], strict=True))
-        return _plus_tiny(rounding, func(size(box), *args[1:], **kwargs), rounding.of_sum(windows + 2, windows + 2))
+        share = rounding.of_sum(windows + 2, windows + 2)
+        sizes = func(size(box), *args[1:], **kwargs)
+        return checked(rounding, (sizes * share).add_(4 * (windows + 4) * rounding.tiny), share / windows)
     sizes = size(box).amax(spatial, keepdim=True).expand(result.shape)
     return _plus_tiny(rounding, sizes, rounding.of(64 * (most + 2)) + 64 * (most + 2) * rounding.w)
 
@@ -374,8 +383,11 @@ def _monotone(rounding: Rounding, func: Func, args: Any, kwargs: dict[str, Any],
 
 
 def _turning(rounding: Rounding, func: Func, args: Any, kwargs: dict[str, Any], result: Box) -> Tensor:
-    """abs, square, prelu, leaky_relu: up to three roundings of the result."""
-    return _plus_tiny(rounding, size(result), rounding.of(4))
+    """abs, square, prelu, leaky_relu: up to three roundings of the result. Slopes and values may be flushed to zero."""
+    slopes = [torch.as_tensor(a) for a in (*args[1:], *kwargs.values()) if isinstance(a, (int, float, Tensor))]
+    steep = 1 + max((float(slope.abs().max()) for slope in slopes), default=0.0)
+    error = _plus_tiny(rounding, size(result), rounding.of(4))
+    return error + (size(args[0]) + steep) * (16 * rounding.tiny)
 
 
 _ERRORS: dict[str, Error] = {

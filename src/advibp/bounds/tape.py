@@ -13,7 +13,7 @@ in the modes, that it was recorded with.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -44,6 +44,37 @@ class Tape:
         recording = Recording(net, x)
         recording.run(net, x)
         return cls(net, recording.nodes, recording.output)
+
+    @classmethod
+    def record_wide(cls, net: nn.Module, x: Tensor, dtype: torch.dtype) -> Tape:
+        """The same, recorded in the network's own type, to be replayed in double precision.
+
+        All constants become numbers of double precision: weights, and what the network computes from weights alone,
+        which it computes in its own type. (A copy of the network in double precision would compute other numbers.)
+        """
+        x = x.to(dtype)
+        tape = cls.record(net, x)
+        with torch.no_grad():
+            known = {i: value for i, value in tape.trace(x) if not tape.nodes[i].from_input}
+
+            def widen(leaf: Any) -> Any:
+                if isinstance(leaf, Ref):
+                    return map_leaves(known[leaf.index], widen) if leaf.index in known else leaf
+                floating = isinstance(leaf, Tensor) and leaf.is_floating_point()
+                return leaf.detach().double() if floating else leaf
+
+            nodes = [
+                replace(
+                    node,
+                    args=map_leaves(node.args, widen),
+                    kwargs=map_leaves(node.kwargs, widen),
+                    refs=tuple(ref for ref in node.refs if ref not in known),
+                )
+                if node.from_input
+                else node
+                for node in tape.nodes
+            ]
+        return cls(net, nodes, tape.output)
 
     def replay(self, value: Any, start: int = 0, stop: int | None = None) -> Any:
         """The value of node `stop` (default: the output) when that of node `start` is `value`."""

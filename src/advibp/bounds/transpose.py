@@ -7,6 +7,7 @@ The matrix M is never built: A M is what a backward pass computes.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -92,13 +93,15 @@ def _pair(value: Any) -> tuple[int, int]:
 class Rows:
     """A network recorded anew for so many rows, which any of its affine operations then takes back."""
 
-    def __init__(self, tape: Tape, constants: dict[int, Any], x: Tensor, rows: int) -> None:
-        """tape: of the network on a batch; constants: of its values those that do not depend on the input; x (B, ...):
-        some images."""
+    def __init__(
+        self, tape: Tape, record: Callable[[Tensor], Tape], constants: dict[int, Any], x: Tensor, rows: int
+    ) -> None:
+        """tape: of the network on a batch; record: makes one for another batch; constants: of its values those that do
+        not depend on the input; x (B, ...): some images."""
         self._tape, self._constants = tape, constants
         points = x[:1].expand(rows, *x.shape[1:])
         try:
-            self._own = Tape.record(tape.net, points)
+            self._own = record(points)
         except UserError as error:
             unsupported(f"a network that takes {len(x)} images, but not {rows}, has no linear bounds ({error})")
         if [node.func for node in self._own.nodes] != [node.func for node in tape.nodes]:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -26,7 +25,7 @@ from advibp.bounds.rounded import Rounded
 from advibp.errors import UserError
 from advibp.verify.attack import Attack
 from advibp.verify.provers import PROVERS, SEARCHES, Proof
-from advibp.verify.question import PROVED, Question, doubled
+from advibp.verify.question import PROVED, Question
 from advibp.verify.records import Arithmetic, Record, Verdict
 
 #: Provers that cost less than an attack come before it.
@@ -187,12 +186,8 @@ class Cascade:
     @torch.no_grad()
     def check_exact(self, x: Tensor) -> None:
         """Refuse at once what a search could only refuse at the first image (1, ...) that gets there."""
-        point = x.to(next(self.net.parameters()).device).double()
-        Kinks(LinearBounds(self._double, Box(point, 0.0)))
-
-    @cached_property
-    def _double(self) -> nn.Module:
-        return doubled(self.net)
+        point = x.to(next(self.net.parameters()).device)
+        Kinks(LinearBounds(self.net, Box(point, 0.0)))
 
     def _search(self, batch: _Batch, stage: str) -> None:
         """One image after the other, each about the classes that are not excluded yet."""
@@ -206,7 +201,7 @@ class Cascade:
             with batch.timed(one):
                 left = max(0.0, self.budget - float(batch.seconds[row]))
                 question = Question.robustness(
-                    self.net, batch.x[row : row + 1], label, batch.eps, len(known), self._double, real
+                    self.net, batch.x[row : row + 1], label, batch.eps, len(known), real
                 ).about([k for k, margin in enumerate(margins) if not margin > enough])
                 answer = SEARCHES[stage](question, seconds=left if last else left / 2)  # others want time too
             batch.margin(one, torch.tensor([min([answer.margin, *(m for m in margins if m > enough)])]))

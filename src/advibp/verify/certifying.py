@@ -195,7 +195,7 @@ def check(net: nn.Module, images: Images) -> str:
     if x.dtype != first.dtype:
         raise UserError(f"The images are {x.dtype}, the network is {first.dtype}; convert one of them.")
     logits, model = _behaviour(net, x)
-    if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < 2:
+    if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.dim() != 2 or logits.shape[1] < 2:
         raise UserError("The network does not return logits of shape (images, classes), with at least two classes.")
     check_labels(y, logits.shape[1])
     return model
@@ -213,6 +213,6 @@ def _behaviour(net: nn.Module, x: Tensor) -> tuple[Any, str]:
     except Exception as error:  # a network of one's own may raise anything
         raise UserError(f"The network can't take images of shape {tuple(x.shape[1:])}: {error}") from error
     state = net.state_dict()
-    if isinstance(logits, Tensor):
+    if isinstance(logits, Tensor) and logits.is_floating_point():
         state = {**state, "logits": (1000 * logits / logits.abs().max()).round()}
     return logits, checkpoint.fingerprint(state)

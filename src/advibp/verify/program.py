@@ -41,6 +41,7 @@ _TOLERANCE = 1e-7
 #: Rows and bounds are relaxed by this share: the solver's tolerances must not cut off the network.
 _SLACK = 10 * _TOLERANCE
 _LARGE = 1e12
+_SMALL = 1e-11
 _ERROR = highspy.HighsStatus.kError
 #: How a mixed integer program may end for its dual bound to count. (After kSolveError it has been seen to be wrong.)
 _BOUNDED = frozenset(
@@ -210,6 +211,7 @@ class Program:
         )
         order = np.argsort(parts[0], kind="stable")
         self._at, self._column, self._value = parts[0][order].astype(int), parts[1][order].astype(int), parts[2][order]
+        self._drop_small()
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = self._columns, self._rows
         lp.col_cost_, lp.col_lower_, lp.col_upper_ = np.zeros(self._columns), self._low, self._high
@@ -230,7 +232,7 @@ class Program:
             "dual_feasibility_tolerance": _TOLERANCE,
             "mip_feasibility_tolerance": _TOLERANCE,
             "mip_rel_gap": 0.0,
-            "small_matrix_value": 1e-12,  # what is smaller is dropped
+            "small_matrix_value": _SMALL / 10,  # HiGHS drops what is smaller
             # These do not look at the clock: with a limit of 3 seconds they took 50. They are of little use here.
             "presolve_rule_off": 1 << 14,  # sparsify
             "mip_heuristic_run_feasibility_jump": False,
@@ -239,6 +241,17 @@ class Program:
             self._highs.setOptionValue(name, value)
         numbers = (self._low, self._high, self._value)
         self._usable = all(_moderate(part) for part in numbers) and self._highs.passModel(lp) != _ERROR
+
+    def _drop_small(self) -> None:
+        """Leave out coefficients that HiGHS would drop, and relax their rows by what they may add."""
+        small = np.abs(self._value) < _SMALL
+        if not small.any():
+            return
+        lost = np.bincount(
+            self._at[small], (np.abs(self._value) * self._largest_of_columns[self._column])[small], self._rows
+        )
+        self._row_low, self._row_high = self._row_low - lost * (1 + 1e-9), self._row_high + lost * (1 + 1e-9)
+        self._at, self._column, self._value = self._at[~small], self._column[~small], self._value[~small]
 
     @property
     def has_choices(self) -> bool:

@@ -21,7 +21,7 @@ from advibp.errors import UserError
 from advibp.verify.falsify import falsify
 from advibp.verify.precision import check_types, full_precision
 from advibp.verify.provers import SEARCHES
-from advibp.verify.question import PROVED, Question, doubled, like
+from advibp.verify.question import PROVED, Question, like
 from advibp.verify.selftest import FEW, check_function
 from advibp.verify.vnnlib import Case, Property
 
@@ -48,17 +48,16 @@ def decide(net: nn.Module, shape: tuple[int, ...], asked: Property, *, seconds: 
         middles = [torch.lerp(case.lower, case.upper, 0.5).view(shape) for case in asked.cases[:FEW]]
         if middles:
             check_function(net, torch.stack(middles).to(like(net).dtype), within=None)
-        double = doubled(net)
         attacked = time.monotonic() + seconds / 4
         for case in asked.cases:  # the attack first: one point ends it all
-            x = falsify(_question(net, double, shape, case), seconds=attacked - time.monotonic())
+            x = falsify(_question(net, shape, case), seconds=attacked - time.monotonic())
             if x is not None:
                 return _sat(net, x, "attack")
             if time.monotonic() > attacked:
                 break
         verdicts: set[Verdict] = set()
         for case in asked.cases:
-            verdict, x, by = _answer(_question(net, double, shape, case), deadline)
+            verdict, x, by = _answer(_question(net, shape, case), deadline)
             if x is not None:
                 return _sat(net, x, by)
             verdicts.add(verdict)
@@ -97,10 +96,10 @@ def _by_lines(question: Question) -> bool:
 def _by_intervals(question: Question) -> bool:
     """The same by intervals, which every operation has."""
     try:
-        outputs = question.double(question.inputs)
+        outputs = question.net(question.own_inputs)
     except UnsupportedOperation:
         return False
-    lower, upper = outputs.lower[0], outputs.upper[0]
+    lower, upper = outputs.lower[0].double(), outputs.upper[0].double()
     for rows, offsets in question.unsafe:
         rows, offsets = rows.to(lower), offsets.to(lower)
         margins = rows.clamp(min=0) @ lower + rows.clamp(max=0) @ upper + offsets
@@ -111,9 +110,9 @@ def _by_intervals(question: Question) -> bool:
     return True
 
 
-def _question(net: nn.Module, double: nn.Module, shape: tuple[int, ...], case: Case) -> Question:
+def _question(net: nn.Module, shape: tuple[int, ...], case: Case) -> Question:
     lower, upper = (end.view(1, *shape).to(like(net).device) for end in (case.lower, case.upper))
-    return Question(net, double, lower, upper, case.disjuncts)
+    return Question(net, lower, upper, case.disjuncts)
 
 
 @torch.no_grad()

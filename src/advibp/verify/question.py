@@ -46,7 +46,6 @@ class Question:
     """One network, one box (1, ...), and the conjunctions (C (R, K), d (R,)) that must not hold."""
 
     net: nn.Module
-    double: nn.Module  # the same in double precision
     lower: Tensor
     upper: Tensor
     unsafe: Sequence[tuple[Tensor, Tensor]]
@@ -61,12 +60,11 @@ class Question:
         label: int,
         eps: float,
         classes: int,
-        double: nn.Module | None = None,
         real: bool = False,
     ) -> Question:
         """Whether all within eps of an image x (1, ...), and in [0, 1], have its label."""
         lower, upper = (end.double() for end in inner_ball(x, eps, (0.0, 1.0)))
-        return cls(net, double or doubled(net), lower, upper, against(label, classes), strict=True, real=real)
+        return cls(net, lower, upper, against(label, classes), strict=True, real=real)
 
     @cached_property
     def inputs(self) -> Box | Rounded:
@@ -76,10 +74,17 @@ class Question:
             return Box.from_bounds(lower, upper)
         return Rounded.between(lower, upper, Rounding(self.dtype, torch.float64, doubled=True))
 
+    @property
+    def own_inputs(self) -> Box | Rounded:
+        """The box in the network's own type."""
+        if self.real:
+            return Box.from_bounds(self.lower.to(self.dtype), self.upper.to(self.dtype))
+        return Rounded.between(self.lower.double(), self.upper.double(), Rounding(self.dtype, self.dtype))
+
     @cached_property
     def bounds(self) -> LinearBounds:
         """Linear bounds in double precision, whose boxes verifiers may tighten."""
-        return LinearBounds(self.double, self.inputs)
+        return LinearBounds(self.net, self.inputs, wide=self.dtype)
 
     @torch.no_grad()
     def refined(self) -> LinearBounds | None:
@@ -115,9 +120,8 @@ class Question:
 
     def _always_holds(self, point: Tensor, unsafe: Sequence[tuple[Tensor, Tensor]]) -> bool:
         """Whether all that the network may compute at a point (1, ...) meets one of the conjunctions, strictly."""
-        wide = point.double()
-        outputs = self.double(Rounded.between(wide, wide, Rounding(self.dtype, torch.float64, doubled=True)))
-        lower, upper = outputs.lower[0], outputs.upper[0]
+        outputs = self.net(Rounded.ball(point, 0.0, None))
+        lower, upper = outputs.lower[0].double(), outputs.upper[0].double()
         for rows, offsets in unsafe:
             highest = rows.clamp(min=0) @ upper + rows.clamp(max=0) @ lower + offsets
             sizes = rows.abs() @ torch.maximum(lower.abs(), upper.abs()) + offsets.abs()
@@ -172,5 +176,5 @@ def like(net: nn.Module) -> Tensor:
 
 
 def doubled(net: nn.Module) -> nn.Module:
-    """A copy of a network in double precision, in which solvers need its numbers."""
+    """A copy of a network in double precision."""
     return copy.deepcopy(net).double()

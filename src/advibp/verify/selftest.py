@@ -26,6 +26,8 @@ from advibp.verify.question import doubled, like
 
 #: Images that are looked at, besides one of noise.
 FEW = 3
+#: How often they are repeated in a larger batch.
+MANY = 8
 #: Of boxes that must hold the logits of their points. The wider, the more a wrong set shows; the tighter, the looser
 #: bounds hide.
 RADII = (0.0, 1e-3, 0.1)
@@ -79,6 +81,15 @@ def _check_repeats(net: nn.Module, x: Tensor) -> None:
             f"The network changes '{min(changed)}' as it runs, so its next run is another function; keep buffers and "
             f"parameters as they are in evaluation mode."
         )
+    with torch.enable_grad():
+        third = _logits(net, x.clone().requires_grad_()).detach()
+    with torch.inference_mode():
+        fourth = _logits(net, x)
+    if not (_close(first, third) and _close(first, fourth)):
+        raise UserError(
+            "The network gives other logits with gradients or in inference mode, so it is not one function; let "
+            "nothing but its input and its weights decide what it computes."
+        )
     # Some of CUDA's sums have no order.
     if not (_same(first, second) if x.device.type == "cpu" else _close(first, second)):
         raise UserError(
@@ -103,6 +114,9 @@ def _mixes(net: nn.Module, x: Tensor) -> bool:
     """Whether an image alone, or at another place, has other logits than in the batch."""
     together = _logits(net, x)
     if not _close(_logits(net, x[:1]), together[:1]):
+        return True
+    many = _logits(net, x.repeat(MANY, *[1] * (x.dim() - 1)))
+    if not _close(many[: len(x)], together):
         return True
     return not _close(_logits(net, x.roll(1, 0)), together.roll(1, 0))
 
