@@ -219,6 +219,9 @@ def warnings(told: Sequence[Certified]) -> list[str]:
     if len(attacks) > 1:
         said = "; ".join(f"{', '.join(runs)}: {printable(attack) or 'unknown'}" for attack, runs in attacks.items())
         lines.append(f"Not comparable: errors under attack, for the attacks differ ({said}).")
+    if _differ(certified.files.arithmetic for certified in told if certified.files):
+        said = "; ".join(f"{c.run}: {printable(c.files.arithmetic)}" for c in told if c.files)
+        lines.append(f"Not comparable: what is proved, for the proofs cover different arithmetics ({said}).")
     radii = sorted({eps for certified in told for eps in certified.eps}, key=float)
     if apart := [eps for eps in radii if _other_images([c for c in told if eps in c.eps], eps)]:
         lines.append(f"Not comparable: errors at eps {', '.join(apart)}, for the images differ.")

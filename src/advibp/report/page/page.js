@@ -60,8 +60,17 @@ function glance() {
     el("p", { class: "about" }, "The true error under the worst change lies inside each bar: the attack found at least its "
       + "lower end, and the proof allows at most its upper end. A short bar says that nearly everything is decided."),
     figure(gapFigure, { key: [...gapKey(provers), ...zoomKey()], tall: true, eps: true }),
-    part(el("div"), errorTable, { eps: true }), words());
+    part(el("div"), errorTable, { eps: true }), part(el("div"), arithmeticNotes), words());
 }
+
+const COVERS = {
+  float32: "proofs cover every evaluation of the network in float32, whatever the order of its sums",
+  float64: "proofs cover every evaluation of the network in float64, whatever the order of its sums",
+  real: "proofs are about real numbers; they ignore that the network rounds",
+};
+
+const arithmeticNotes = () => shownEntries().filter((entry) => entry.at.length).map((entry) =>
+  el("p", { class: "note" }, named(entry), `: ${entry.arithmetic.split(" / ").map((kind) => COVERS[kind] ?? kind).join("; some ")}.`));
 
 // Large errors at one eps make those at another too small to see.
 function zoomKey() {
