@@ -35,7 +35,9 @@ def timed(source: Path, *args: object) -> tuple[float, int]:
     """Seconds, and how many images were proved."""
     environment = os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", CODE, *map(str, args)]
-    seconds, robust = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.split()
+    seconds, robust = subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True
+    ).stdout.split()
     return float(seconds), int(robust)
 
 

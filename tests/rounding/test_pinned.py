@@ -73,6 +73,47 @@ class CastInside(nn.Module):
         return torch.cat([b + 0.25, a], 1)
 
 
+class WrittenConstant(nn.Module):
+    """A constant that is written to after its first use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.weight = layer([[-8.0], [0.0]], [5.0, 0.0]), nn.Parameter(torch.zeros(1, 2))
+
+    def forward(self, x: Any) -> Any:
+        constant = self.weight + 0
+        found = self.first(torch.relu(x.flatten(1))) + constant
+        constant.add_(torch.tensor([[100.0, 0.0]]))
+        return found + (constant - torch.tensor([[100.0, 0.0]]))
+
+
+class Divided(nn.Module):
+    """The sum of a window overflows at x = 1, and the divisor hides it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = layer([[-(2.0**-108)], [0.0]], [1.0, 0.0])
+
+    def forward(self, x: Any) -> Any:
+        pooled = F.avg_pool2d(x * 2.0**126, 3, divisor_override=2**20)
+        return self.last(pooled.flatten(1))
+
+
+class Normed(nn.Module):
+    """BatchNorm whose (x - mean) / std overflows, though its result does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm1d(1, eps=1e-26), layer([[1.0], [-1.0]], [0.0, 0.0])
+        with torch.no_grad():
+            assert self.norm.running_var is not None
+            self.norm.running_var.fill_(1e-26)
+            self.norm.weight.fill_(2e-38)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.norm(x.flatten(1) * 1e26))
+
+
 SMALL = nn.Sequential(
     nn.Flatten(), layer([[1e8]], [-5e7]), nn.ReLU(), layer([[9e-13]], [-1e-6]), nn.ReLU(),
     layer([[-1e6], [0.0]], [10.0, 0.0]),
@@ -83,6 +124,9 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], Tensor, int, float]] = {
     "computed weight": (ComputedWeight, torch.full((1, 1, 1, 1), 0.5), 0, 0.4),
     "computed constant": (ComputedConstant, torch.full((1, 1, 1, 1), 0.6), 1, 0.3),
     "cast": (CastInside, torch.full((1, 1, 1, 1), 0.5 + 2.0**-23, dtype=torch.float64), 1, 2.0**-24 * 1.5),
+    "written constant": (WrittenConstant, torch.full((1, 1, 1, 1), 0.5), 0, 0.4),
+    "divided": (Divided, torch.full((1, 1, 3, 3), 0.4), 0, 0.6),
+    "normed": (Normed, torch.full((1, 1, 1, 1), 0.5), 0, 0.1),
     "small coefficients": (lambda: SMALL, torch.full((1, 1, 1, 1), 0.3), 0, 0.6),
     "flushed slope": (lambda: FLUSHED, torch.full((1, 1, 1, 1), 0.6), 0, 0.1),
 }
@@ -96,6 +140,20 @@ def test_no_verifier_calls_it_robust(name: str, by: str) -> None:
         assert verdict(make(), x, label, eps, by) != "robust"
     except UnsupportedOperation as error:
         assert "linear bounds" in str(error)  # noqa: PT017  (to refuse is right, too)
+
+
+@pytest.mark.parametrize("by", VERIFIERS)
+def test_casts_to_the_type_that_a_value_has_are_no_casts(by: str) -> None:
+    class Cast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = layer([[1.0], [-1.0]], [0.0, 0.3]), layer([[1.0, 0.0], [0.0, 1.0]], [0.5, 0.0])
+
+        def forward(self, x: Any) -> Any:
+            hidden = torch.relu(self.first(x.flatten(1).float()).to(self.last.weight.dtype))
+            return self.last(hidden * torch.tensor([1, 2]))
+
+    assert verdict(Cast(), torch.full((1, 1, 1, 1), 0.5), 0, 0.1, by) == "robust"
 
 
 def test_a_mean_whose_sum_may_overflow_proves_nothing() -> None:
@@ -134,6 +192,8 @@ FORMS: dict[str, Callable[[Any], Any]] = {
     "named operand": lambda x: torch.mul(x, other=0.5),
     "named operands": lambda x: torch.add(input=x, other=1.0),
     "mask": lambda x: x + torch.tensor([True, False, True]),
+    "integers": lambda x: x * torch.tensor([1, 2, 3]) - torch.tensor([3, 2, 1]),
+    "type": lambda x: x.to(torch.float32).float(),
     "named tensors": lambda x: torch.cat(tensors=[x, x], dim=1),
 }
 

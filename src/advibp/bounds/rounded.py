@@ -262,6 +262,8 @@ def _run(name: str, func: Func, value: Rounded, args: Any, kwargs: dict[str, Any
     error = errors.error(value.rounding, name, func, boxes, kwargs, result)
     if kind is Zonotope and name in _NONLINEAR:
         error = _relaxation_error(value, args, kwargs, result, error)
+    if error is not None and error.dtype != found.dtype:  # that of a constant
+        error = (error * (1 + 2.0**-20)).to(found.dtype)
     return value._like(_widened(found, error), error)
 
 
@@ -320,15 +322,13 @@ def _cast(func: Func, value: Rounded, args: Any, kwargs: dict[str, Any]) -> Roun
         return value._like(found)
     if target == torch.float64:
         return Rounded(found, replace(rounding, own=target), keeps_errors=value.keeps_errors)
-    if rounding.doubled:
-        if rounding.network == torch.float32:
-            return value
-        error = errors.size(value.box) * (2 * torch.finfo(target).eps) + 16 * torch.finfo(target).tiny
-        rounding = replace(rounding, network=torch.float32)
-        return Rounded(_widened(value._set, error), rounding, keeps_errors=value.keeps_errors, error=error)
-    rounding = Rounding(torch.float32, torch.float32)
-    error = errors.size(value.box).to(target).mul_(rounding.of(1)).add_(16 * rounding.tiny)
-    return Rounded(_widened(found, error), rounding, keeps_errors=value.keeps_errors, error=error)
+    # A value that float32 can't hold is rounded, or overflows; in a copy in double precision the bounds stay there.
+    rounding = replace(rounding, network=target) if rounding.doubled else Rounding(target, target)
+    share = 4 * torch.finfo(target).eps + rounding.of(1)
+    error = errors.checked(rounding, errors.size(value.box) * share + 16 * torch.finfo(target).tiny, share)
+    inner = value._set if rounding.doubled else found
+    error = error.to(inner.dtype)
+    return Rounded(_widened(inner, error), rounding, keeps_errors=value.keeps_errors, error=error)
 
 
 _in_place = {func for func in BOX_RULES if func.__name__.endswith("_") and not func.__name__.endswith("__")}

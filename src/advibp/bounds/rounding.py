@@ -202,8 +202,9 @@ def product(func: Func, rule: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 def _matmul(func: Func, args: tuple[Any, ...], rounding: Rounding) -> Product:
     left, right = args
     terms = left.shape[-1]
-    most = max(*left.shape[-2:], *right.shape[-2:])
     constant = (right if isinstance(left, Box) else left).detach().abs().clamp(min=rounding.negligible)
+    # A set that is used with every matrix of a batch gets the sum of their coefficients on the way back.
+    most = max(*left.shape[-2:], *right.shape[-2:]) * max(1, constant[..., :1, :1].numel() if constant.ndim > 2 else 1)
 
     def call(x: Tensor, offset: Tensor | None) -> Tensor:
         result = func(x, constant) if isinstance(left, Box) else func(constant, x)
@@ -286,11 +287,15 @@ def _batch_norm(rounding: Rounding, func: Func, args: Any, kwargs: dict[str, Any
     shape = (-1, *[1] * (given["input"].ndim - 2))
     if not (bool((var >= 0).all()) and float((var + given.get("eps", 1e-5)).min()) > rounding.negligible):
         unsupported("BatchNorm with a variance next to 0 has no bound on its rounding error", "raise its eps.")
-    scale = (var + given.get("eps", 1e-5)).rsqrt()
-    scale = (scale if weight is None else weight.abs() * scale).detach().view(shape)
+    inverse = (var + given.get("eps", 1e-5)).detach().rsqrt().view(shape)
     inputs = size(given["input"]).add_(mean.detach().abs().view(shape) + rounding.negligible)
-    sizes = inputs * (scale + rounding.negligible)
-    return _plus_tiny(rounding, sizes if bias is None else sizes.add_(bias.detach().abs().view(shape)), rounding.of(16))
+    # What the weight multiplies may have been flushed to zero, or have overflowed; so may the weight itself.
+    normed = inputs * (inverse + rounding.negligible)
+    factor = torch.ones_like(inverse) if weight is None else weight.detach().abs().view(shape)
+    sizes = normed * factor.clamp(min=rounding.negligible) + factor * rounding.negligible
+    sizes = sizes if bias is None else sizes + bias.detach().abs().view(shape)
+    error = _plus_tiny(rounding, sizes, rounding.of(16)) + inputs * rounding.negligible * rounding.of(16)
+    return error.masked_fill(~(normed < rounding.largest), math.inf)
 
 
 def _positive(rounding: Rounding, func: Func, args: Any, kwargs: dict[str, Any], result: Box) -> Tensor | None:
@@ -303,7 +308,8 @@ def _positive(rounding: Rounding, func: Func, args: Any, kwargs: dict[str, Any],
     sizes = func(size(box), *args[1:], **kwargs)
     share = rounding.of_sum(terms + 2, terms + 2)
     # The sum that a mean divides must not overflow either.
-    return checked(rounding, (sizes * share).add_(4 * (terms + 4) * rounding.tiny), share / terms)
+    divisor = max(terms, *(int(v) for v in (*args[1:], *kwargs.values()) if isinstance(v, int)), 1)
+    return checked(rounding, (sizes * share).add_(4 * (terms + 4) * rounding.tiny), share / divisor)
 
 
 def _terms(name: str, box: Box, args: Any, kwargs: dict[str, Any], result: Box) -> int:
@@ -352,7 +358,7 @@ def _check_pixels(rounding: Rounding, func: Func, args: Any, kwargs: dict[str, A
     shape = args[0].shape
     count = math.prod(shape[2:])
     numbers = torch.arange(count, device=args[0].device).view(1, 1, *shape[2:])
-    found = [func(numbers.to(dtype), *args[1:], **kwargs).long() for dtype in (rounding.network, rounding.own)]
+    found = [func(numbers.to(dtype), *args[1:], **kwargs).long() for dtype in (torch.float32, torch.float64)]
     if count >= 2**24 or not torch.equal(*found):
         unsupported("interpolation to the nearest pixel depends on rounding here", "certify with arithmetic='real'.")
 

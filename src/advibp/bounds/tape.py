@@ -20,12 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from advibp.bounds.dispatch import Value
+from advibp.bounds.dispatch import Value, spellings, unsupported
 from advibp.bounds.nodes import Node, Ref, leaves_of, map_leaves
 from advibp.bounds.recording import Recordable, Recording
 from advibp.errors import UserError
 
 __all__ = ["Node", "Ref", "Tape"]
+
+_FLOATS = frozenset(spellings("float double"))
 
 
 @dataclass
@@ -55,17 +57,28 @@ class Tape:
         x = x.to(dtype)
         tape = cls.record(net, x)
         with torch.no_grad():
-            known = {i: value for i, value in tape.trace(x) if not tape.nodes[i].from_input}
+            known: dict[int, Any] = {}
+            for index, value in tape.trace(x):
+                if not tape.nodes[index].from_input:
+                    known[index] = map_leaves(value, _copy)  # now: the network may write to it later
+                elif any(isinstance(v, Tensor) and v.dtype != dtype for v in leaves_of(value)):
+                    unsupported(
+                        f"{tape.name(index)} goes on in another type than {dtype}, so it has no exact linear bounds",
+                        "verify it by ibp or deepz.",
+                    )
 
             def widen(leaf: Any) -> Any:
                 if isinstance(leaf, Ref):
                     return map_leaves(known[leaf.index], widen) if leaf.index in known else leaf
+                if leaf is dtype:  # a cast to the type that the value has
+                    return torch.float64
                 floating = isinstance(leaf, Tensor) and leaf.is_floating_point()
                 return leaf.detach().double() if floating else leaf
 
             nodes = [
                 replace(
                     node,
+                    func=Tensor.double if node.func in _FLOATS else node.func,
                     args=map_leaves(node.args, widen),
                     kwargs=map_leaves(node.kwargs, widen),
                     refs=tuple(ref for ref in node.refs if ref not in known),

@@ -187,7 +187,7 @@ class Cascade:
     def check_exact(self, x: Tensor) -> None:
         """Refuse at once what a search could only refuse at the first image (1, ...) that gets there."""
         point = x.to(next(self.net.parameters()).device)
-        Kinks(LinearBounds(self.net, Box(point, 0.0)))
+        Kinks(LinearBounds(self.net, Box(point.double(), 0.0), wide=point.dtype))
 
     def _search(self, batch: _Batch, stage: str) -> None:
         """One image after the other, each about the classes that are not excluded yet."""

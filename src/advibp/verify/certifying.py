@@ -197,17 +197,19 @@ def check(net: nn.Module, images: Images) -> str:
     logits, model = _behaviour(net, x)
     if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.dim() != 2 or logits.shape[1] < 2:
         raise UserError("The network does not return logits of shape (images, classes), with at least two classes.")
+    if logits.dtype != x.dtype:
+        raise UserError(f"The network takes {x.dtype} and returns logits in {logits.dtype}; convert them back.")
     check_labels(y, logits.shape[1])
     return model
 
 
 @torch.no_grad()
 def _behaviour(net: nn.Module, x: Tensor) -> tuple[Any, str]:
-    """Logits of a fixed image, and a fingerprint of the function: weights alone do not tell what `forward` does.
+    """Logits of fixed images, and a fingerprint of the function: weights alone do not tell what `forward` does.
 
     The logits enter coarsely, in thousandths of the largest: another number of threads must not make another network.
     """
-    probe = torch.rand(1, *x.shape[1:], generator=torch.Generator().manual_seed(0), dtype=x.dtype)
+    probe = torch.rand(8, *x.shape[1:], generator=torch.Generator().manual_seed(0), dtype=x.dtype)
     try:
         logits = net(probe.to(next(net.parameters()).device))
     except Exception as error:  # a network of one's own may raise anything

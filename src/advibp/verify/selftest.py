@@ -85,6 +85,12 @@ def _check_repeats(net: nn.Module, x: Tensor) -> None:
         third = _logits(net, x.clone().requires_grad_()).detach()
     with torch.inference_mode():
         fourth = _logits(net, x)
+    strided = _strided(net, x)
+    if strided is not None and not _close(first, strided):
+        raise UserError(
+            "The network gives other logits when the same images lie otherwise in memory, so it is not one function; "
+            "let nothing but its input and its weights decide what it computes."
+        )
     if not (_close(first, third) and _close(first, fourth)):
         raise UserError(
             "The network gives other logits with gradients or in inference mode, so it is not one function; let "
@@ -96,6 +102,14 @@ def _check_repeats(net: nn.Module, x: Tensor) -> None:
             "The network gives other logits when it runs on the same images again, so it is no function of its input; "
             "let nothing but its input and its weights decide what it computes."
         )
+
+
+def _strided(net: nn.Module, x: Tensor) -> Tensor | None:
+    """The logits of images that are not contiguous in memory; None for a network that takes none."""
+    try:
+        return _logits(net, x.movedim(1, -1).contiguous().movedim(-1, 1))
+    except Exception:  # such as `view` raises
+        return None
 
 
 def _logits(net: nn.Module, x: Tensor) -> Tensor:
