@@ -2,6 +2,7 @@
 
 from advibp.bounds.box import Box
 from advibp.bounds.linear import LinearBounds, crown, crown_ibp, intermediate
+from advibp.bounds.rounded import Rounded
 from advibp.bounds.zonotope import Zonotope
 
-__all__ = ["Box", "LinearBounds", "Zonotope", "crown", "crown_ibp", "intermediate"]
+__all__ = ["Box", "LinearBounds", "Rounded", "Zonotope", "crown", "crown_ibp", "intermediate"]
