@@ -124,7 +124,7 @@ def apgd(
     stop_on_success: bool = True,
     within: Range = (0.0, 1.0),
     generators: Sequence[torch.Generator] | None = None,
-    by: float = 0.0,
+    by: float | Tensor = 0.0,
 ) -> Attacked:
     """Auto-PGD on x (B, ...), y (B,); like `attacks.pgd`, it returns a misclassified iterate of every broken image.
 
@@ -135,6 +135,7 @@ def apgd(
     highest = torch.full((len(x),), -torch.inf, device=x.device, dtype=x.dtype)
     lower, upper = inner_ball(x, eps, within)
     reach = torch.as_tensor(eps, dtype=x.dtype, device=x.device).expand_as(x)
+    least = torch.as_tensor(by, dtype=x.dtype, device=x.device).expand(len(x))
     turns, likely = checkpoints(steps), y[:, None]
     for restart in range(restarts):
         rows = torch.nonzero(~broken).flatten() if stop_on_success else torch.arange(len(x), device=x.device)
@@ -155,7 +156,7 @@ def apgd(
                 likely = logits.scatter(1, y[:, None], -torch.inf).argsort(1, descending=True)
             # A point at which the network overflows is no counterexample, and nowhere to go back to.
             finite = logits.isfinite().all(1)
-            wrong = wrong_by(logits, at.label, by)
+            wrong = wrong_by(logits, at.label, least[at.rows])
             value = climb_loss(logits, at.label, loss=loss).where(finite, -torch.inf)
             # A misclassified point always beats a correctly classified one, whatever their losses.
             better = (wrong & ~broken[at.rows]) | ((wrong == broken[at.rows]) & (value > highest[at.rows]))

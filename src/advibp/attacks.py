@@ -156,19 +156,20 @@ def pgd(
     stop_on_success: bool = True,
     within: Range = (0.0, 1.0),
     generators: Sequence[torch.Generator] | None = None,
-    by: float = 0.0,
+    by: float | Tensor = 0.0,
 ) -> Attacked:
     """Projected gradient descent, each step `step` * eps long. Every iterate lies in the ball of real numbers.
 
     An image counts as broken if any iterate is misclassified, and that iterate is the one returned. With
     `stop_on_success` broken images leave the batch; without it their search goes on to a higher loss. With
     `generators`, one per image, an image's random starts do not depend on the rest of its batch. `by`: how much larger
-    than the label's another logit must be.
+    than the label's another logit must be, a number or one for each image.
     """
     best, broken = x.clone(), torch.zeros(len(x), dtype=torch.bool, device=x.device)
     highest = torch.full((len(x),), -torch.inf, device=x.device, dtype=x.dtype)
     lower, upper = inner_ball(x, eps, within)
     reach = torch.as_tensor(eps, dtype=x.dtype, device=x.device).expand_as(x)
+    least = torch.as_tensor(by, dtype=x.dtype, device=x.device).expand(len(x))
     for _ in range(restarts):
         rows = torch.nonzero(~broken).flatten() if stop_on_success else torch.arange(len(x), device=x.device)
         lo, up, far, label = lower[rows], upper[rows], reach[rows], y[rows]
@@ -180,7 +181,7 @@ def pgd(
             objective = partial(attack_loss, y=label, loss=loss)
             # The last iterate is only looked at; every other one costs a single forward and backward.
             sign, logits = ascend(net, now, objective) if k < steps else (None, door.run(net, now))
-            wrong = wrong_by(logits, label, by)
+            wrong = wrong_by(logits, label, least[rows])
             value = objective(logits)
             # A misclassified point always beats a correctly classified one, whatever their losses.
             better = (wrong & ~broken[rows]) | ((wrong == broken[rows]) & (value > highest[rows]))

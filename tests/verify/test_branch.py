@@ -117,7 +117,7 @@ def test_several_rows_agree_with_milp(seed: int, kind: str, leaf: int) -> None:
             values = asked.net(points) @ rows.T
         # Each row holds at about some of the points; all of them at some, or at none.
         unsafe.append((rows, -values.quantile(0.3 if count > 1 else 0.0, dim=0) + 0.05))
-    both = Question(asked.net, asked.net, asked.lower, asked.upper, unsafe)
+    both = Question(asked.net, asked.lower, asked.upper, unsafe)
     exact = exact_margin(both)
     assume(exact > -math.inf)
     answer = branch(both, leaf=leaf)
@@ -159,7 +159,7 @@ def test_a_tie_is_neither_robust_nor_falsified() -> None:
         net[2].weight[0] = 1.0
     rows = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
     ends = torch.tensor([[-0.2]], dtype=torch.float64), torch.tensor([[0.2]], dtype=torch.float64)
-    answer = branch(Question(net, net, *ends, [(rows, torch.zeros(1).double())], strict=True), leaf=0)
+    answer = branch(Question(net, *ends, [(rows, torch.zeros(1).double())], strict=True), leaf=0)
     assert not answer.robust
     assert answer.counterexample is None
     assert answer.in_time
@@ -168,7 +168,7 @@ def test_a_tie_is_neither_robust_nor_falsified() -> None:
 def test_nothing_unsafe_is_safe_and_no_rows_hold_everywhere() -> None:
     asked = some(1, 0.1, "fc")
     assert branch(asked.about([])).robust
-    nothing = Question(asked.net, asked.net, asked.lower, asked.upper, [(torch.zeros(0, 3), torch.zeros(0))])
+    nothing = Question(asked.net, asked.lower, asked.upper, [(torch.zeros(0, 3), torch.zeros(0))])
     assert branch(nothing).counterexample is not None
 
 

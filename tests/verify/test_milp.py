@@ -68,7 +68,7 @@ def test_a_conjunction_holds_only_where_all_its_rows_do(seed: int) -> None:
         values = asked.net(points) @ rows.T
     # Shifted so that each row holds at some points; both at some, or at none.
     offsets = -values.quantile(0.3, dim=0)
-    both = Question(asked.net, asked.net, asked.lower, asked.upper, [(rows, offsets)])
+    both = Question(asked.net, asked.lower, asked.upper, [(rows, offsets)])
     answer = milp(both)
     if bool((values + offsets <= -1e-4).all(1).any()):
         assert answer.counterexample is not None
@@ -79,7 +79,7 @@ def test_a_conjunction_holds_only_where_all_its_rows_do(seed: int) -> None:
 
 def test_a_conjunction_without_rows_holds_everywhere() -> None:
     asked, _ = question(1, 0.1)
-    nothing = Question(asked.net, asked.net, asked.lower, asked.upper, [(torch.zeros(0, 3), torch.zeros(0))])
+    nothing = Question(asked.net, asked.lower, asked.upper, [(torch.zeros(0, 3), torch.zeros(0))])
     assert milp(nothing).counterexample is not None
 
 
@@ -98,7 +98,7 @@ def test_a_tie_is_neither_robust_nor_falsified() -> None:
         net[2].weight[0] = 1.0
     rows = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
     ends = torch.tensor([[-0.2]], dtype=torch.float64), torch.tensor([[0.2]], dtype=torch.float64)
-    answer = milp(Question(net, net, *ends, [(rows, torch.zeros(1).double())], strict=True))
+    answer = milp(Question(net, *ends, [(rows, torch.zeros(1).double())], strict=True))
     assert not answer.robust
     assert answer.counterexample is None
     assert answer.in_time

@@ -190,7 +190,8 @@ def test_the_table_has_a_row_for_each_radius() -> None:
     assert [row[0] for row in rows] == ["0.1", "0.2"]
     assert all(len(row) == len(head) for row in rows)
     assert rows[0][head.index("robust")] == "1"
-    lines = certificate.table().splitlines()
+    *lines, below = certificate.table().splitlines()
+    assert below == "proofs in real arithmetic"
     assert len(lines) == 3
     assert len({len(line) for line in lines}) == 1
 

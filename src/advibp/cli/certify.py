@@ -208,7 +208,8 @@ def _print_radii(net: nn.Module, test: Test, attack: Attack, out: Path, args: ar
             seed=args.seed,
             progress=counting.progress,
         )
-    table = Table("eps", "certified accuracy", "accuracy under attack", title=escape(f"{args.run}: {attack}"))
+    title = f"{args.run}: {attack}, proofs in {arithmetic_of(net, args.arithmetic)} arithmetic"
+    table = Table("eps", "certified accuracy", "accuracy under attack", title=escape(title))
     points = curve(found, [k / 20 for k in range(1, 11)])
     for eps, proved, unbroken in points:
         table.add_row(f"{eps:g}", f"{100 * proved:.2f} %", f"{100 * unbroken:.2f} %")

@@ -20,6 +20,7 @@ from advibp.cli.console import one_line
 from advibp.errors import UserError
 from advibp.training import resolve_device
 from advibp.verify import vnnlib
+from advibp.verify.certifying import arithmetic_of
 from advibp.verify.property import Finding, decide
 
 #: An answer, or none though it was looked for to the end, is success; running out of time is told apart.
@@ -70,7 +71,8 @@ def _found(args: argparse.Namespace) -> Finding:
             if not asked.cases:
                 print("note: no input and no output fulfil the property, whatever the network.", file=sys.stderr)
             net = net.to(resolve_device(args.device))
-            return decide(net, net.input_shape, asked, seconds=deadline - time.monotonic())
+            real = arithmetic_of(net, args.arithmetic) == "real"
+            return decide(net, net.input_shape, asked, seconds=deadline - time.monotonic(), real=real)
     except _Late:
         return Finding("timeout")
 

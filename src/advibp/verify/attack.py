@@ -53,10 +53,10 @@ class Attack:
         y: Tensor,
         eps: float | Tensor,
         generators: Sequence[torch.Generator] | None = None,
-        by: float = 0.0,
+        by: float | Tensor = 0.0,
     ) -> attacks.Attacked:
         """x (B, ...), y (B,); eps is a number, or one for each element that broadcasts to x. `by`: how much larger than
-        the label's another logit must be for an image to count as broken."""
+        the label's another logit must be for an image to count as broken; a number, or (B,)."""
         options: dict[str, Any] = {
             "steps": self.steps, "restarts": self.restarts, "loss": self.loss, "generators": generators, "by": by
         }  # fmt: skip

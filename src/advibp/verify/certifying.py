@@ -71,9 +71,9 @@ def certify(
     `images` are a `Split`, a pair of tensors, or a torch Dataset or DataLoader, which is read batch by batch; a
     DataLoader that shuffles or augments is read once, in its order. `eps` may be written as "8/255". `by` names provers
     (ibp, crown-ibp, crown, deepz, alpha-crown) and searches (refinezono, bab, milp), which are asked cheapest first;
-    `complete` names those that leave nothing open but for time. `arithmetic` is what a proof covers: by default every
-    evaluation of the network in its own type, float32 or float64, in whatever order its sums are taken; `real` gives
-    the bounds that papers report, which ignore rounding. `budget` are seconds per image, after which no
+    by=['complete'] stands for those that leave nothing open but for time. `arithmetic` is what a proof covers: by
+    default every evaluation of the network in its own type, float32 or float64, in whatever order its sums are taken;
+    `real` gives the bounds that papers report, which ignore rounding. `budget` are seconds per image, after which no
     further verifier is asked (the attack is always made): none for provers, 60 with a search. `sample` takes so many
     images by chance; `workers` are processes. With `out` the records are kept there, and a second call continues them:
     for the same function and the same image, of which a record carries fingerprints.
@@ -176,8 +176,8 @@ def arithmetic_of(net: nn.Module, wanted: str | None = None) -> Arithmetic:
     check_types(net)
     types = {t.dtype for t in itertools.chain(net.parameters(), net.buffers()) if t.is_floating_point()}
     own: Arithmetic = "float32" if torch.float32 in types or not types else "float64"
-    if wanted not in (None, "real", own):
-        raise UserError(f"arithmetic is {wanted!r}, but the network runs in {own}; choose {own} or real.")
+    if wanted is not None and wanted not in ("real", own):
+        raise UserError(f"arithmetic is {wanted!r}, but must be '{own}', in which the network runs, or 'real'.")
     return "real" if wanted == "real" else own
 
 

@@ -36,8 +36,12 @@ class Finding:
     y: Tensor | None = None  # (K,), the outputs there
 
 
-def decide(net: nn.Module, shape: tuple[int, ...], asked: Property, *, seconds: float = math.inf) -> Finding:
+def decide(
+    net: nn.Module, shape: tuple[int, ...], asked: Property, *, seconds: float = math.inf, real: bool = False
+) -> Finding:
     """net takes (B, *shape) to (B, K); shape has as many elements as the property has inputs.
+
+    `unsat` covers every evaluation of the network in its own type; with `real` it ignores rounding.
 
     The time is looked at between steps, of which the longest are linear bounds of a whole network.
     """
@@ -50,14 +54,14 @@ def decide(net: nn.Module, shape: tuple[int, ...], asked: Property, *, seconds: 
             check_function(net, torch.stack(middles).to(like(net).dtype), within=None)
         attacked = time.monotonic() + seconds / 4
         for case in asked.cases:  # the attack first: one point ends it all
-            x = falsify(_question(net, shape, case), seconds=attacked - time.monotonic())
+            x = falsify(_question(net, shape, case, real), seconds=attacked - time.monotonic())
             if x is not None:
                 return _sat(net, x, "attack")
             if time.monotonic() > attacked:
                 break
         verdicts: set[Verdict] = set()
         for case in asked.cases:
-            verdict, x, by = _answer(_question(net, shape, case), deadline)
+            verdict, x, by = _answer(_question(net, shape, case, real), deadline)
             if x is not None:
                 return _sat(net, x, by)
             verdicts.add(verdict)
@@ -110,9 +114,9 @@ def _by_intervals(question: Question) -> bool:
     return True
 
 
-def _question(net: nn.Module, shape: tuple[int, ...], case: Case) -> Question:
+def _question(net: nn.Module, shape: tuple[int, ...], case: Case, real: bool) -> Question:
     lower, upper = (end.view(1, *shape).to(like(net).device) for end in (case.lower, case.upper))
-    return Question(net, lower, upper, case.disjuncts)
+    return Question(net, lower, upper, case.disjuncts, real=real)
 
 
 @torch.no_grad()

@@ -257,7 +257,14 @@ class Certificate:
             body.append([f"{eps:g}", str(counts.total()), *shares, *(str(counts[v]) for v in VERDICTS)])
         return [head, *body]
 
+    @property
+    def arithmetic(self) -> str:
+        """What the proofs cover."""
+        return " / ".join(sorted({r.arithmetic for r in self.records}))
+
     def table(self) -> str:
+        """Header and one row per eps, and below them what the proofs cover."""
         rows = self.rows()
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows)
+        lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
+        return "\n".join([*lines, f"proofs in {self.arithmetic} arithmetic"])
