@@ -363,11 +363,6 @@ def _check_pixels(rounding: Rounding, func: Func, args: Any, kwargs: dict[str, A
         unsupported("interpolation to the nearest pixel depends on rounding here", "certify with arithmetic='real'.")
 
 
-def _chosen(rounding: Rounding, func: Func, args: Any, kwargs: dict[str, Any], result: Box) -> Tensor | None:
-    """ReLU: exact. The centre and radius of its result need less room than its input has."""
-    return None
-
-
 def _monotone(rounding: Rounding, func: Func, args: Any, kwargs: dict[str, Any], result: Box) -> Tensor:
     name = name_of(func).split(".")[-1].rstrip("_")
     sizes = size(result)
@@ -399,7 +394,8 @@ def _turning(rounding: Rounding, func: Func, args: Any, kwargs: dict[str, Any], 
 _ERRORS: dict[str, Error] = {
     **dict.fromkeys(("affine", "linear", "matmul"), _affine),
     **dict.fromkeys(("add", "sub", "rsub"), _sum),
-    **dict.fromkeys(("neg", "join", "view", "dropout"), _exact),
+    # (The centre and radius of a ReLU's result need less room than its input has.)
+    **dict.fromkeys(("neg", "join", "view", "dropout", "relu"), _exact),
     **dict.fromkeys(("monotone", "elu", "softplus"), _monotone),
     **dict.fromkeys(("turning", "leaky_relu"), _turning),
     "mul": _mul,
@@ -408,5 +404,4 @@ _ERRORS: dict[str, Error] = {
     "positive": _positive,
     "pad": _pad,
     "interpolate": _interpolate,
-    "relu": _chosen,
 }
