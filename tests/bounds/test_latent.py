@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from networks import network
 from test_box import Lambda
@@ -243,6 +243,7 @@ def head(case: Case) -> nn.Sequential:
 
 @settings(max_examples=15)
 @given(cases, few)
+@example(_case(5616, "batchnorm"), 1)  # constant features, whose bounds meet
 def test_next_relu_has_a_gradient_for_the_weights(case: Case, projections: int) -> None:
     after = head(case)
     latent = LatentZonotope(case.cut.before, after, case.box, projections=projections)

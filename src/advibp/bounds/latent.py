@@ -121,7 +121,8 @@ def _estimate(z: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     # slow.) With one projection there is no mean, and no correction.
     correction = math.cos(math.pi / (2 * count)) ** count if count > 1 else 1.0
     radius = correction * projected.log().mean(0).exp()
-    return (z[0] - radius).clamp(lower, upper), (z[0] + radius).clamp(lower, upper)
+    # (clamp has no gradient where lower == upper, and rounding puts the estimate beside them.)
+    return (z[0] - radius).maximum(lower).minimum(upper), (z[0] + radius).maximum(lower).minimum(upper)
 
 
 class _Replacing(TorchFunctionMode):
