@@ -24,7 +24,7 @@ from advibp.errors import UserError
 PAPER: dict[str, str] = {
     "dm-small": "Conv 16 4x4+2, Conv 32 4x4+1, FC 100",
     "dm-medium": "Conv 32 3x3+1, Conv 32 4x4+2, Conv 64 3x3+1, Conv 64 4x4+2, FC 512, FC 512",
-    "dm-large": "Conv 64 3x3+1, Conv 64 3x3+1, Conv 128 3x3+2, Conv 128 3x3+1, Conv 128 3x3+1, FC 512",
+    "dm-large": "Conv 64 3x3+1p1, Conv 64 3x3+1p1, Conv 128 3x3+2p1, Conv 128 3x3+1p1, Conv 128 3x3+1p1, FC 512",
     "cnn-small": "Conv 16 3x3+2, Conv 32 3x3+1, FC 512",
     "cnn-medium": "Conv 32 3x3+2, Conv 64 3x3+1, Conv 128 3x3+1, Conv 256 3x3+1, FC 512, FC 512",
     "cnn-large": "Conv 64 3x3+2, Conv 64 3x3+1, Conv 128 3x3+1, Conv 256 3x3+1, Conv 256 3x3+1, FC 512",
