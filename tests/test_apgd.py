@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -328,6 +328,7 @@ def walk(net: nn.Module, x: Tensor, y: Tensor, eps: float, loss: Loss, steps: in
 # ------------------------------------------------------------------------------------ no trace, no surprise
 
 
+@settings(max_examples=20)
 @given(seeds, losses)
 def test_an_image_with_its_own_generator_does_not_know_its_batch(seed: int, loss: Loss) -> None:
     net, x, y = problem(seed)

@@ -439,7 +439,8 @@ MISTAKES = {
     "no command": ("", "COMMAND"),
     "unknown shape": ("nets dm-small --shape 28x28", "28x28"),
     "one class": ("nets dm-small --classes 1", "2 classes"),
-    "net too large for the shape": ("nets dm-large --shape 1x2x2", "does not fit"),
+    "two lists of verifiers": ("certify RUN --by ibp --complete", "not allowed with"),
+    "net too large for the shape": ("nets cnn-large --shape 1x2x2", "does not fit"),
     "no such recipe": ("recipes nowhere", "no recipe 'nowhere'"),
 }
 

@@ -94,6 +94,15 @@ def test_networks_that_prove_the_same_are_said_to(tmp_path: Path) -> None:
     assert "a and b prove the same 3 of 4 images." in sections(*pair)["errors on test images"].notes[0]
 
 
+def test_proofs_of_different_arithmetics_are_not_paired(tmp_path: Path) -> None:
+    """One network has to prove more than the other, so no p-value says which is better."""
+    kinds = ("real", "float32")
+    pair = [make(tmp_path / kind, verdicts("rrru" if kind == "real" else "ruuu", arithmetic=kind)) for kind in kinds]
+    tests = sections(*pair)["errors on test images"]
+    assert "the proofs cover different arithmetics (real: real; float32: float32)" in warned(tests)
+    assert not any("does not" in note for note in tests.notes)
+
+
 def test_errors_and_their_difference_to_the_first_run(tmp_path: Path) -> None:
     runs = make(tmp_path / "a", verdicts("rruu")), make(tmp_path / "b", verdicts("ruuu")), make(tmp_path / "c")
     tests = sections(*runs)["errors on test images"]

@@ -63,7 +63,7 @@ def check(asked: Question, answer: Answer, exact: float) -> None:
         assert asked.broken_by(answer.counterexample) is not None
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     eps=st.floats(0.01, 0.3),

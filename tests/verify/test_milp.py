@@ -25,7 +25,7 @@ def question(seed: int, eps: float, kind: str = "few relus") -> tuple[Question, 
     return Question.robustness(made.net, x, label, eps, 3), label
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10_000), eps=st.floats(0.01, 0.5))
 def test_the_verdict_is_that_of_the_exact_margin(seed: int, eps: float) -> None:
     asked, label = question(seed, eps)

@@ -36,7 +36,7 @@ def margin_row(bounds: LinearBounds, label: int, other: int) -> Tensor:
     return row
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 10_000), eps=st.floats(0.02, 0.5))
 def test_the_integer_program_finds_the_exact_margin_and_the_relaxed_one_is_below(seed: int, eps: float) -> None:
     net, _, bounds, label = case(seed, "few relus", eps)

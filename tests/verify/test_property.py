@@ -64,7 +64,7 @@ def asked_of(net: nn.Module, shape: tuple[int, ...], seed: int) -> Property:
     return Property(math.prod(shape), 3, cases)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10_000), kind=st.sampled_from(["fc", "few relus", "residual", "pooling", "smooth fc"]))
 @example(seed=157, kind="residual")  # its outputs are constant: a sum rounded to 0 is 5e-17 above it
 def test_a_verdict_is_right(seed: int, kind: str) -> None:

@@ -42,10 +42,11 @@ def run_options(run_parser: argparse.ArgumentParser, command: Any) -> None:
     )
     if command is run_certify:
         names = ", ".join(VERIFIERS)
-        run_parser.add_argument(
+        who = run_parser.add_mutually_exclusive_group()
+        who.add_argument(
             "--by", nargs="+", default=["ibp"], metavar="VERIFIER", help=f"who may prove, asked cheapest first: {names}"
         )
-        run_parser.add_argument(
+        who.add_argument(
             "--complete",
             action="store_const",
             dest="by",

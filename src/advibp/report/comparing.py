@@ -72,6 +72,8 @@ class Paired:
 
     @classmethod
     def of(cls, first: Certified, other: Certified, eps: str) -> Paired | None:
+        if first.files and other.files and first.files.arithmetic != other.files.arithmetic:
+            return None  # one of them has to prove more
         mine, theirs = first.proved(eps), other.proved(eps)
         pairs = [(mine[image], theirs[image]) for image in mine.keys() & theirs.keys()]
         if not pairs:
