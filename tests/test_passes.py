@@ -72,7 +72,7 @@ def test_parts_have_the_losses_and_the_fosc_of_the_whole(monkeypatch: pytest.Mon
 
 def test_automatic_c_max_does_not_depend_on_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     fgsm_without_chance(monkeypatch)
-    found = [after(20, at_once=k, c_max="auto").c_max for k in (0, 7)]
+    found = [after(20, at_once=k, c_max="auto").gate.level for k in (0, 7)]
     assert found[0] == pytest.approx(found[1], rel=1e-3)
 
 

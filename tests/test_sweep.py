@@ -79,6 +79,16 @@ def test_a_sweep_is_a_table_and_goes_on_where_it_stopped(tmp_path: Path) -> None
     assert markdown(table(rows)).count("\n") == 10
 
 
+def test_networks_are_judged_on_the_images_that_were_asked_for(tmp_path: Path) -> None:
+    data = halves()
+    for split, images in (("test", data.test), ("validation", data.validation)):
+        look = Examination(eps=(0.1,), attack=Attack(steps=2), split=split)
+        recipe = Recipe.load(**BASE)
+        sweep(Sweep(out=tmp_path / split, load=lambda recipe: data, examination=look), [({}, recipe)])
+        lines = (tmp_path / split / "base" / "certify" / "records.jsonl").read_text().splitlines()
+        assert len(lines) == len(images.y)
+
+
 def test_a_run_with_other_options_is_not_taken_for_this_one(tmp_path: Path) -> None:
     run(tmp_path, [{"seed": 0}])
     (row,) = run(tmp_path, [{"seed": 0}], lr=0.1)

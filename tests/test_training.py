@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -434,9 +435,9 @@ def test_fosc_does_not_depend_on_the_batch_size(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(("scale", "factor"), [("sample", 1), ("batch", 30)])
 def test_c_max_in_the_scale_of_the_batch_mean(scale: str, factor: int) -> None:
     training = begin(c_max=1e-4, fosc_scale=scale, **JOINT_AT_ONCE)
-    assert training.c_max is None
+    assert training.gate.level is None
     next(training.run_epoch())
-    assert training.c_max == pytest.approx(1e-4 * factor)
+    assert training.gate.level == pytest.approx(1e-4 * factor)
 
 
 @pytest.mark.parametrize("scale", ["sample", "batch"])
@@ -444,15 +445,39 @@ def test_automatic_c_max_is_the_fosc_of_the_warmed_up_network(scale: str, monkey
     fgsm_without_chance(monkeypatch)
     training = begin(c_max="auto", fosc_scale=scale)
     for _ in range(2):
-        assert all(training.c_max is None for _ in training.run_epoch())
+        assert all(training.gate.level is None for _ in training.run_epoch())
     x, y = training.feed.images.x[training.feed.order(2)[:30]], training.feed.images.y[training.feed.order(2)[:30]]
     x_adv = attacks.fgsm(training.net, x, y, 0.2, step=0.5).requires_grad_()
     (g,) = torch.autograd.grad(F.cross_entropy(training.net(x_adv), y, reduction="sum"), x_adv)
     want = float(attacks.fosc(x_adv.detach(), g, *attacks.feasible(x, 0.2)).mean())
     assert want > 0
-    values = {training.c_max for _ in training.run_epoch()}
+    values = {training.gate.level for _ in training.run_epoch()}
     assert len(values) == 1
     assert values.pop() == pytest.approx(want, rel=1e-5)
+
+
+@pytest.mark.parametrize("c_max", [0.0, 1e-4, "auto", "50%"])
+def test_a_dead_network_does_not_count_as_attacked_strongly(c_max: float | str) -> None:
+    """Its FOSC by the formula is 0, at or below any c_t, and the adversarial loss would win every conflict."""
+    net = nets.build("FC 6", (1, 4, 4), 2, seed=0)
+    with torch.no_grad():
+        net[1].weight.zero_()
+        net[1].bias.fill_(-1.0)
+    training = begin(net, **JOINT_AT_ONCE, c_max=c_max)
+    steps = [training.step(*training.feed.example(30)) for _ in range(3)]
+    assert [math.isinf(float(step.fosc)) for step in steps if step.fosc is not None] == [True]
+    assert not any(step.weights and step.weights.branch == "adv" for step in steps)
+
+
+def test_a_share_of_the_conflicts_puts_the_adversarial_loss_first() -> None:
+    found = []
+    for share in ("0%", "30%", "100%"):
+        training = begin(tense_net(), **{**TENSE, "epochs": 40, "c_extra": 30, "c_decay": 3}, c_max=share)
+        branches = Counter(step.weights.branch for step in all_steps(training) if step.weights)
+        assert branches["adv"] + branches["ibp"] > 10
+        found.append(branches["adv"] / (branches["adv"] + branches["ibp"]))
+    assert found[0] == 0 < found[1] < found[2]
+    assert found[2] > 0.9
 
 
 @pytest.mark.parametrize("fosc_set", ["clipped", "ball"])

@@ -100,7 +100,7 @@ class RunFolder:
         tensors = {f"net.{k}": v for k, v in training.net.state_dict().items()}
         tensors |= {f"optimizer.{k}": v for k, v in checkpoint.optimizer_tensors(training.optimizer).items()}
         tensors |= {f"weighting.{k}": v for k, v in training.weighting.state().items()}
-        facts |= {"steps": training.steps, "c_max": training.c_max, "data": training.feed.fingerprint}
+        facts |= {"steps": training.steps, "c_max": training.gate.level, "data": training.feed.fingerprint}
         facts |= {"recipe": training.recipe.as_dict()}
         checkpoint.save(self.checkpoints / checkpoint.file_name(training.steps), tensors, facts)
         checkpoint.prune(self.checkpoints, KEPT_CHECKPOINTS)
@@ -136,7 +136,7 @@ class RunFolder:
             if facts["data"] != training.feed.fingerprint:
                 raise UserError(f"{self.path} was trained on other images than these; resume it with its own data.")
             checkpoint.load_weights(training.net, checkpoint.group("net", tensors), path)
-            training.steps, training.c_max = facts["steps"], facts["c_max"]
+            training.steps, training.gate.level = facts["steps"], facts["c_max"]
             if training.go_on():
                 checkpoint.load_optimizer(training.optimizer, checkpoint.group("optimizer", tensors))
                 moved = {k: v.to(training.device) for k, v in checkpoint.group("weighting", tensors).items()}

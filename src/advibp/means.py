@@ -72,7 +72,7 @@ class EpochMeans:
         found = {
             "loss_adv": _read([s.lower for s in steps]),
             "loss_ibp": _read([s.upper for s in steps]),
-            "fosc": _read([s.fosc for s in steps]),
+            "fosc": [value for value in _read([s.fosc for s in steps]) if math.isfinite(value)],
             "kappa_adv": [w.adv for w in weights],
             "kappa_ibp": [w.ibp for w in weights],
             "kappa_reg": [w.reg for w in weights],

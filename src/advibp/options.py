@@ -68,9 +68,7 @@ def text(value: Any) -> str:
 def span(value: Any) -> Span:
     """Epochs as a number, or a share of all epochs as a text such as 30%."""
     try:
-        if isinstance(value, str) and value.strip().endswith("%"):
-            return f"{number(0, 100)(value.strip()[:-1]):.12g}%"
-        return float(number(0)(value))
+        return share_or(lambda epochs: float(number(0)(epochs)))(value)
     except ValueError:
         raise ValueError("a number of epochs (at least 0), or a share of them from 0% to 100%") from None
 
@@ -81,6 +79,20 @@ def spans(value: Any) -> tuple[Span, ...]:
     if not isinstance(value, list | tuple):
         raise ValueError("a list of epochs or shares, such as 75%,90%")
     return tuple(span(v) for v in value)
+
+
+def share_or(parse: Parser) -> Parser:
+    """What `parse` reads, or a share as a text such as 30%."""
+
+    def either(value: Any) -> Any:
+        try:
+            if isinstance(value, str) and value.strip().endswith("%"):
+                return f"{number(0, 100)(value.strip()[:-1]):.12g}%"
+            return parse(value)
+        except ValueError:
+            raise ValueError("a number of at least 0, or a share from 0% to 100%") from None
+
+    return either
 
 
 def or_word(word: str, parse: Parser) -> Parser:

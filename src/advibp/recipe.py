@@ -21,7 +21,7 @@ import yaml
 
 from advibp.errors import UserError
 from advibp.methods import METHODS, WEIGHTINGS, Method, defaults_of
-from advibp.options import Parser, Span, flag, integer, number, numbers, one_of, or_word, span, spans, text
+from advibp.options import Parser, Span, flag, integer, number, numbers, one_of, or_word, share_or, span, spans, text
 from advibp.plain_yaml import from_yaml
 from advibp.schedules import Timeline
 
@@ -63,9 +63,14 @@ class Recipe:
     ramp_shape: str = _option(
         "linear", one_of("linear", "smooth"), "how eps grows: linear, or smooth (quartic, then linear)"
     )
-    c_max: float | str = _option(1e-4, or_word("auto", number(0)), "first FOSC threshold; auto: FOSC after the warm-up")
-    c_extra: Span = _option(0.0, span, "epochs at full eps before c_t decays")
-    c_decay: Span = _option("10%", span, "T': epochs in which c_t falls from c_max to 0")
+    c_max: float | str = _option(
+        1e-4,
+        or_word("auto", share_or(number(0))),
+        "when the adversarial loss comes first in a conflict: FOSC below this at first; auto: below FOSC after the "
+        "warm-up; 30%: in that share of the conflicts at first",
+    )
+    c_extra: Span = _option(0.0, span, "epochs at full eps before c_t, or that share, decays")
+    c_decay: Span = _option("10%", span, "T': epochs in which c_t, or that share, falls from c_max to 0")
     fosc_scale: str = _option(
         "sample", one_of("sample", "batch"), "c_max in the scale of each sample's loss, or of the batch-mean loss"
     )

@@ -116,14 +116,14 @@ class Course:
         return min(steps - now.into + self.per_epoch, stage_ends)
 
 
-def c_t(t: float, *, c_max: float, ramp_epochs: float, extra: float, decay: float) -> float:
-    """The FOSC threshold, Algorithm 2 line 4: clip(c_max - (t - R - extra) c_max / T', 0, c_max).
+def c_t(t: float, *, ramp_epochs: float, extra: float, decay: float) -> float:
+    """The FOSC threshold, as a share of c_max. Algorithm 2 line 4: clip(c_max - (t - R - extra) c_max / T', 0, c_max).
 
     t counts from the end of the warm-up; `extra` are the appendix's epochs at full eps before the decay, `decay` is T'.
     """
     if decay <= 0:
-        return c_max if t < ramp_epochs + extra else 0.0
-    return min(max(c_max - (t - ramp_epochs - extra) * c_max / decay, 0.0), c_max)
+        return 1.0 if t < ramp_epochs + extra else 0.0
+    return min(max(1 - (t - ramp_epochs - extra) / decay, 0.0), 1.0)
 
 
 def learning_rate(t: float, *, lr: float, milestones: Sequence[float], factor: float) -> float:

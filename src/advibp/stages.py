@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,9 +34,14 @@ class Inputs:
     fosc_within: Range = PIXELS
 
     def fosc(self, point: Tensor, gradient: Tensor) -> Tensor:
-        """Mean FOSC of the batch, each sample in the scale of its own loss, over the ball within `fosc_within`."""
+        """Mean FOSC of the batch, each sample in the scale of its own loss, over the ball within `fosc_within`.
+
+        It is infinite where the gradient is 0 for all samples: a network that does not depend on its input has no
+        strong attack, though the formula gives 0.
+        """
         ends = attacks.feasible(self.x, self.eps, self.fosc_within)
-        return attacks.fosc(point.detach(), gradient, *ends).mean() * len(self.x)
+        mean = attacks.fosc(point.detach(), gradient, *ends).mean() * len(self.x)
+        return torch.where(gradient.any(), mean, math.inf)
 
 
 class Stages:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -45,6 +45,7 @@ class Examination:
     """How a network is judged."""
 
     eps: tuple[float, ...] = ()  # none: at the radius it was trained at
+    split: Literal["test", "validation"] = "test"  # what is chosen by a table must not be chosen on test images
     by: tuple[str, ...] = ("ibp",)
     attack: Attack = Attack(steps=40)
     sample: int | None = None
@@ -116,7 +117,8 @@ def _one(of: Sweep, recipe: Recipe, path: Path, show: Display) -> dict[str, Any]
         # Each epoch ends with an evaluation, and the machine may get busier.
         recipe = fitted(recipe, 0.9 * of.seconds, estimated_seconds(first_net(recipe, data), data, recipe, method))
     net = trained(recipe, data, path, method=method, show=show)
-    certificate = examined(net, data.test, look, list(look.eps or [recipe.eps]), path / "certify")
+    images = data.validation if look.split == "validation" else data.test
+    certificate = examined(net, images, look, list(look.eps or [recipe.eps]), path / "certify")
     told, history = folder.summary(), folder.history()
     return {
         "recipe": recipe.as_dict(),

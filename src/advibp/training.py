@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 import torch
@@ -18,6 +19,7 @@ from advibp import diagnosis, layout, objectives, preflight, schedules
 from advibp.data import Data
 from advibp.errors import UserError
 from advibp.feed import Feed
+from advibp.gate import Gate
 from advibp.means import Step
 from advibp.methods import METHODS, WEIGHTINGS, Method
 from advibp.objectives import PIXELS, Now, Objective, Settings, cost_of
@@ -41,7 +43,6 @@ class Training:
     recipe: Recipe
     own_method: Method | None = None  # what the recipe can only name
     steps: int = 0
-    c_max: float | None = None  # settled at the start of the joint phase when the recipe says auto
 
     def __post_init__(self) -> None:
         recipe = self.recipe
@@ -67,6 +68,7 @@ class Training:
         self.timeline = recipe.timeline()
         self.feed = Feed(self.data, recipe, self.device)
         self.batch_size, self.steps_per_epoch = self.feed.batch_size, self.feed.steps_per_epoch
+        self.gate = self._make_gate()
         self.begin_stage(0)
         self.course = schedules.Course(
             main=max(1, round(recipe.epochs * self.steps_per_epoch)),
@@ -199,7 +201,8 @@ class Training:
         t = self.course.at(self.steps).t
         phase, eps = self._phase(t)
         lower, upper = self._objectives(phase)
-        c_t = self._c_t(t, x, y) if lower and upper and not self.stage else 0.0
+        joint = lower and upper and not self.stage
+        c_t = self.gate.threshold(t, partial(self._measure_fosc, x, y)) if joint else 0.0
 
         logs_fosc = self.steps % FOSC_EVERY == 0
         asks_fosc = logs_fosc or self.weighting.asks_fosc()
@@ -212,6 +215,8 @@ class Training:
             weights = self.weighting.weights(fosc, c_t, ramped=now.ramped, gradients=rows)
             combine(weights, self.gradients.rows, losses.upper, out=self.gradients.final)
             self.weighting.update(self.gradients.rows)
+            if weights.branch in ("adv", "ibp") and not self.stage:
+                self.gate.observe(t, fosc)
         taken = Step(phase, eps, losses.lower, losses.upper, losses.fosc if logs_fosc else None, weights, self.stage)
         self._descend(t, taken, x)
         self.steps += 1
@@ -231,21 +236,17 @@ class Training:
             case _:
                 return self.method.lower, self.method.upper
 
-    def _c_t(self, t: float, x: Tensor, y: Tensor) -> float:
-        recipe = self.recipe
-        if self.c_max is None:
-            scale = self.batch_size if recipe.fosc_scale == "batch" else 1
-            self.c_max = self._measure_fosc(x, y) if recipe.c_max == "auto" else float(recipe.c_max) * scale
-        return schedules.c_t(
-            t - self.timeline.joint,
-            c_max=self.c_max,
-            ramp_epochs=self.timeline.ramp,
-            extra=recipe.in_epochs(recipe.c_extra),
-            decay=recipe.in_epochs(recipe.c_decay),
-        )
+    def _make_gate(self) -> Gate:
+        recipe, line = self.recipe, self.timeline
+        extra, decay = recipe.in_epochs(recipe.c_extra), recipe.in_epochs(recipe.c_decay)
+
+        def opened(t: float) -> float:
+            return schedules.c_t(t - line.joint, ramp_epochs=line.ramp, extra=extra, decay=decay)
+
+        return Gate(recipe.c_max, opened, scale=self.batch_size if recipe.fosc_scale == "batch" else 1)
 
     def _measure_fosc(self, x: Tensor, y: Tensor) -> float:
-        """c_max = auto: FOSC of the warmed-up network at full eps, as the paper's appendix says."""
+        """FOSC of the network as it is, at full eps."""
         with self.stages.traceless():
             losses = self.passes.run(objectives.adversarial, None, x, y, self.recipe.eps, Now(wants_fosc=True))
         assert losses.fosc is not None

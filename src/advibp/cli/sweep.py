@@ -45,8 +45,14 @@ def sweep_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--test-eps", nargs="+", type=fraction, help="radii to certify at; default: each run's eps")
     names = ", ".join(PROVERS)
     parser.add_argument("--by", nargs="+", default=["ibp"], metavar="PROVER", help=f"who may prove: {names}")
-    parser.add_argument("--pgd-steps", type=count, default=40, help="steps of the attack on test images (default: 40)")
-    parser.add_argument("--sample", type=count, metavar="N", help="N test images, by chance")
+    parser.add_argument("--pgd-steps", type=count, default=40, help="steps of the attack that judges (default: 40)")
+    parser.add_argument("--sample", type=count, metavar="N", help="N of these images, by chance")
+    parser.add_argument(
+        "--split",
+        choices=["test", "validation"],
+        default="test",
+        help="images that networks are judged on; validation, if a choice is made by the table (default: test)",
+    )
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="of provers, per image")
     parser.set_defaults(command=run_sweep)
 
@@ -82,6 +88,7 @@ def run_sweep(args: argparse.Namespace) -> None:
                 by=tuple(args.by),
                 attack=Attack(steps=args.pgd_steps),
                 sample=args.sample,
+                split=args.split,
                 budget=args.budget,
             ),
             seconds=60 * args.minutes if args.minutes else None,
