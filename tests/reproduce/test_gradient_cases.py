@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from advibp.reproduce.gradient_cases import CASES, Case, solve
+from advibp.report.reading import RunFiles
+from advibp.reproduce.gradient_cases import CASES, Case, _over_training, solve
 
 coordinate = st.floats(-10, 10)
 vector = st.tuples(coordinate, coordinate)
@@ -55,3 +59,14 @@ def test_the_figure_shows_each_branch() -> None:
     # In agreement g_final lies on the bisector.
     assert float(final @ adv / adv.norm()) == pytest.approx(float(final @ ibp / ibp.norm()))
     assert weights.reg == 0
+
+
+def test_cases_over_training_are_drawn_for_runs_with_moments(tmp_path: Path) -> None:
+    shares = {"branch_agree": 0.25, "branch_adv": 0.5, "branch_ibp": 0.25}
+    epochs = [{"epoch": 1, "phase": "natural"}, {"epoch": 2, "phase": "ramp", **shares}]
+    run = RunFiles(tmp_path / "mine", {"seed": 0}, {}, epochs)
+    chart = _over_training(run)
+    assert chart
+    assert [(list(s.x), list(s.y)) for s in chart.series] == [([2.0], [25.0]), ([2.0], [50.0]), ([2.0], [25.0])]
+    assert _over_training(dataclasses.replace(run, history=epochs[:1])) is None
+    assert _over_training(dataclasses.replace(run, recipe={"seed": 1})) is None

@@ -93,7 +93,8 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
             "g_adv is L_IBP <g_adv, g_IBP> < 0, and the adversarial loss rises.",
         ],
     )
-    return [table, *_branches(finished_runs(ask.folders)), *charts]
+    runs = finished_runs(ask.folders)
+    return [table, *_branches(runs), *charts, *(chart for run in runs if (chart := _over_training(run)))]
 
 
 def _angle(a: Tensor, b: Tensor) -> float:
@@ -127,6 +128,27 @@ def _branches(runs: Sequence[RunFiles]) -> list[TableSection]:
             rows=rows,
         )
     ]
+
+
+def _over_training(run: RunFiles) -> ChartSection | None:
+    """Shares of each epoch's steps, of a run with seed 0 whose weights come from moments."""
+    epochs = [m for m in run.history if "branch_agree" in m]
+    if not epochs or run.recipe.get("seed"):
+        return None
+    names = {"agree": "agreement", "adv": "adversarial loss first", "ibp": "abstract loss first"}
+    return ChartSection(
+        title=f"Cases over training: {run.name}",
+        x="epoch",
+        y="steps, %",
+        series=[
+            Series(
+                name=name,
+                x=[float(m["epoch"]) for m in epochs],
+                y=[100 * m.get(f"branch_{branch}", 0.0) for m in epochs],
+            )
+            for branch, name in names.items()
+        ],
+    )
 
 
 GRADIENT_CASES = Plan(
