@@ -46,7 +46,9 @@ def reproduce_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep", metavar="DIR", help="copy of each run what tables are made of: no weights, no records"
     )
-    parser.add_argument("--dry-run", action="store_true", help="list the runs and estimate their time; train nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="list the runs and predict their time; load and train nothing"
+    )
     parser.add_argument("--data-root", metavar="DIR", help="where data sets are looked for and kept")
     parser.add_argument("--threads", type=count, help="CPU threads")
     parser.add_argument("--device", help="auto, cpu, cuda, ...")

@@ -90,6 +90,7 @@ class Work:
     ask: Ask
     tell: Callable[[str], None] = lambda line: None
     show: Callable[[], Display] = Silent
+    loads_data: bool = True  # False for a dry run
 
     @cached_property
     def load(self) -> Callable[[Recipe], Data]:
@@ -149,7 +150,7 @@ class Work:
             and set(in_order(asked.by)) <= set(said["by"])
             and (len(said["by"]) == 1 or "flow" in said)
             and said["attack"] == str(asked.attack)
-            and said["images"] == (asked.sample or self._test_images(recipe))
+            and said["images"] == (asked.sample or self._test_images(recipe) or said["images"])
             and said.get("sample") == asked.sample
             and asked.arithmetic in (None, "real", said.get("arithmetic", "real"))
             and (asked.sample is None or said.get("seed", 0) == 0)  # a sample of another seed is of other images
@@ -158,9 +159,12 @@ class Work:
         )
         return Certification(path / look.folder, said, [], []) if said is not None and answers else None
 
-    def _test_images(self, recipe: Recipe) -> int:
+    def _test_images(self, recipe: Recipe) -> int | None:
+        """How many there are; None if that is unknown until the data are loaded, and they may not be."""
         known = {row.name: row.images for row in ROWS}
-        return known[recipe.data][1] if recipe.data in known else len(self.load(recipe).test)
+        if recipe.data in known:
+            return known[recipe.data][1]
+        return len(self.load(recipe).test) if self.loads_data else None
 
     def _look(self, path: Path, look: Look, recipe: Recipe) -> Certification:
         asked, out = look.examination, path / look.folder
