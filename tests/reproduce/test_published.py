@@ -50,3 +50,18 @@ def test_every_cell_of_the_grids_is_there() -> None:
             for method in set(METHODS) - {"fixed"}:
                 assert find("robustness", "mnist", method, f"dm-{size}", eps)
             assert find("full_results", "mnist", "advibp", f"cnn-{size}", eps)
+
+
+def test_ibp_errors_in_parentheses() -> None:
+    """Table D has IBP's verified error beside that of a stronger verifier, but for networks verified by IBP alone."""
+    for size, ibp in (("small", 10.80), ("medium", 8.73), ("large", 8.23)):
+        row = find("post_robustness", "mnist", "advibp", f"dm-{size}", 0.3)
+        assert row is not None
+        assert (row.in_parentheses, row.ibp) == (ibp, ibp)
+        assert row.verifier != "IBP"
+    alone = find("post_robustness", "mnist", "crown-ibp", "dm-small", 0.3)
+    assert alone is not None
+    assert (alone.in_parentheses, alone.ibp, alone.verified) == (None, 9.40, 9.40)
+    by_crown = find("results", "cifar10", "crown-ibp", "dm-small", 2 / 255)
+    assert by_crown is not None
+    assert by_crown.ibp is None

@@ -197,6 +197,8 @@ def test_stronger_verifiers_leave_no_more_open(out: Path) -> None:
         errors = [float(row[name]) for name in ("IBP", "CROWN", "alpha-CROWN", "RefineZono", "complete", "PGD")]
         assert errors == sorted(errors, reverse=True)
         assert row["more robust"] in (("",) if row["method"] == "crown-ibp" else ("yes", "no"))
+        paper = {"crown-ibp": ("3.44", ""), "advibp": ("3.69", "2.90")}[row["method"]]
+        assert (row["IBP paper"], row["RefineZono paper"]) == paper
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,10 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 
 
 def beside(values: Sequence[float], paper: float | None, *, compare: bool = True, by: str = "") -> list[str]:
-    """Measured, published and the difference; `by` is who verified, where that is another verifier than ours."""
-    difference = f"{mean(values) - paper:+.2f}" if compare and values and paper is not None else ""
+    """Measured, published and the difference; `by` is the paper's verifier if it is not ours: then there is none."""
+    difference = ""
+    if compare and values and paper is not None and not by:
+        difference = f"{round(mean(values) - paper, 2) + 0.0:+.2f}"  # + 0.0: no -0.00
     return [spread(values), "" if paper is None else f"{paper:.2f}" + (f" ({by})" if by else ""), difference]
 
 

@@ -75,11 +75,12 @@ def as_table(name: str, foreseen: list[Foreseen]) -> TableSection:
         took = "unknown" if one.seconds is None else clock(one.seconds) if one.seconds else ""
         rows.append([one.wanted.name, differs, " ".join(eps), " ".join(by), one.found.says, took])
     total = sum(one.seconds or 0.0 for one in foreseen)
-    notes = [
-        f"Training: about {clock(total)} in all; certifying comes on top. This is a prediction, not a measurement of "
-        "training steps: the time of a pass through each network, on this machine as busy as it is now, times the "
-        "passes of its run. It can be wrong by a factor of two."
-    ]
+    notes = [f"Training: about {clock(total)} in all; certifying comes on top."]
+    if total:
+        notes.append(
+            "This is a prediction, not a measurement of training steps: the time of a pass through each network, on "
+            "this machine as busy as it is now, times the passes of its run. It can be wrong by a factor of two."
+        )
     if unknown := sum(one.seconds is None for one in foreseen):
         notes.append(
             f"{unknown} of the runs are not in this sum: a dry run loads no data, and only the sizes of the data sets "

@@ -30,8 +30,14 @@ class Published:
     standard: float | None
     verified: float | None
     attack: float | None
-    verifier: str
+    verifier: str  # of `verified`
+    in_parentheses: float | None  # the IBP verified error beside that of another verifier (Table D)
     note: str
+
+    @property
+    def ibp(self) -> float | None:
+        """The verified error by IBP."""
+        return self.verified if self.verifier == "IBP" else self.in_parentheses
 
     @property
     def seconds(self) -> float | None:
@@ -60,6 +66,7 @@ def _rows() -> tuple[Published, ...]:
             verified=_percent(row["verified_error"]),
             attack=_percent(row["pgd_error"]),
             verifier=row["verifier"],
+            in_parentheses=_percent(row["ibp_error"]),
             note=row["note"],
         )
         for row in csv.DictReader(text.splitlines())
