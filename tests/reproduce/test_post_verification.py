@@ -40,6 +40,7 @@ def test_each_number_of_table_d_has_the_column_of_its_verifier(
 
 def test_a_difference_is_one_between_numbers_of_the_same_verifier() -> None:
     assert beside([6.0], 5.70) == ["6.00", "5.70", "+0.30"]
-    assert beside([6.0], 5.70, by="DeepZ") == ["6.00", "5.70 (DeepZ)", ""]
+    assert beside([6.0], 5.70, paper_by="DeepZ") == ["6.00", "5.70 (DeepZ)", ""]
+    assert beside([6.0], 5.70, by="CROWN", paper_by="CROWN") == ["6.00 (CROWN)", "5.70 (CROWN)", "+0.30"]
     assert beside([6.0], None) == ["6.00", "", ""]
     assert beside([100 * (1 - 0.932)], 6.80)[2] == "+0.00"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -11,7 +12,10 @@ from xml.etree import ElementTree
 import pytest
 
 from advibp.report.reading import read_run
-from advibp.reproduce import PLANS
+from advibp.reproduce import PLANS, Ask, Work
+from advibp.reproduce.carry_out import Measured
+from advibp.reproduce.cells import error_cells
+from advibp.reproduce.wanted import CIFAR10
 from commands import call
 
 TINY = "--scale tiny --threads 1"
@@ -164,6 +168,32 @@ def test_differences_are_told_for_the_papers_nets_alone(out: Path) -> None:
     assert all(row["IBP diff."] == "" for row in rows)
     reported = [row for row in rows if row["net"] == "best reported"]
     assert [(row["method"], row["IBP paper"]) for row in reported][2] == ("COLT", "72.50 (RefineZono)")
+
+
+def test_verified_errors_are_compared_by_verifier(tmp_path: Path) -> None:
+    """CROWN-IBP at 2/255: ours by CROWN beside the paper's by CROWN. A run verified by IBP alone gets no difference."""
+    tiny = Ask(scale="tiny", data="mnist", eps=(2 / 255,), folders=(tmp_path,), where={"threads": 1})
+    crown_ibp, advibp = (Work(tiny).measure(one) for one in PLANS["cifar-table"].wanted(tiny))
+    errors = crown_ibp.errors(2 / 255)
+    assert set(errors.verified) == {"ibp", "crown"}
+    _, _, _, ours, paper, difference, *_ = cells_of(crown_ibp)
+    assert (ours, paper) == (f"{errors.verified['crown']:.2f} (CROWN)", "52.57 (CROWN)")
+    assert float(difference) == pytest.approx(errors.verified["crown"] - 52.57, abs=0.01)
+    _, _, _, ours, paper, difference, *_ = cells_of(advibp)
+    assert (ours, paper) == (f"{advibp.errors(2 / 255).verified['ibp']:.2f}", "56.00")
+    assert difference
+    recipe = crown_ibp.wanted.recipe.changed(beta=0)
+    by_ibp = dataclasses.replace(crown_ibp.wanted, recipe=recipe, looks=advibp.wanted.looks, name="by-ibp")
+    _, _, _, ours, paper, difference, *_ = cells_of(Work(tiny).measure(by_ibp))
+    assert "CROWN" not in ours
+    assert (paper, difference) == ("52.57 (CROWN)", "")
+
+
+def cells_of(one: Measured) -> list[str]:
+    """As if it were a fast run of dm-small, which is compared."""
+    wanted = dataclasses.replace(one.wanted, recipe=one.wanted.recipe.changed(net="dm-small"))
+    run = dataclasses.replace(one, wanted=wanted)
+    return error_cells([run], 2 / 255, Ask(), CIFAR10, "results", ("dm-small",))
 
 
 def test_the_figures_say_what_their_tables_say(out: Path) -> None:

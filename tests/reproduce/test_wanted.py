@@ -55,6 +55,16 @@ def test_the_papers_scale_is_the_papers_recipe() -> None:
     assert {one.recipe.eps for one in wanted("cifar-table")} == {1.1 * n / 255 for n in (2, 8, 16)}
 
 
+@pytest.mark.parametrize("scale", SCALES)
+def test_crown_ibp_at_2_255_is_trained_for_crown_and_verified_by_it(scale: str) -> None:
+    """The footnote of Table 2; final beta 1 at this eps, and 0 at the others, is Zhang et al.'s."""
+    for one in wanted("cifar-table", scale=scale, eps=(2 / 255, 8 / 255, 16 / 255)):
+        special = one.recipe.method == "crown-ibp" and one.recipe.eps == 1.1 * 2 / 255
+        assert one.recipe.beta == (1 if special else 0)
+        assert one.looks[0].examination.by == (("ibp", "crown") if special else ("ibp",))
+        assert ("beta-1.0" in one.name) == special
+
+
 def test_a_run_is_named_by_what_differs() -> None:
     asked = Ask()
     plain = want(asked, MNIST, net="a", method="advibp", eps=0.4, seed=0)

@@ -15,7 +15,10 @@ from advibp.reproduce.wanted import Ask, Setting
 #: What a column of errors is called, and what it is called in a row of the paper's.
 ERRORS = (("std", "standard"), ("IBP", "verified"), ("PGD", "attack"))
 #: What these say.
-HEADS = "std: standard error; IBP: verified error by IBP, in real arithmetic as the paper's; PGD: error under attack."
+HEADS = (
+    "std: standard error; IBP: verified error by IBP, or by the verifier named beside it, in real arithmetic as the "
+    "paper's; PGD: error under attack."
+)
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
@@ -26,12 +29,26 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return middle if len(values) == 1 else f"{middle} ({min(values):.{digits}f}–{max(values):.{digits}f})"
 
 
-def beside(values: Sequence[float], paper: float | None, *, compare: bool = True, by: str = "") -> list[str]:
-    """Measured, published and the difference; `by` is the paper's verifier if it is not ours: then there is none."""
+def beside(
+    values: Sequence[float], paper: float | None, *, compare: bool = True, by: str = "", paper_by: str = ""
+) -> list[str]:
+    """Measured, published and the difference, which is given only between numbers of the same verifier.
+
+    Args:
+        values: measured, one for each seed, in percent.
+        paper: published, in percent.
+        compare: whether a difference means something.
+        by: the verifier of `values`, if it is to be named.
+        paper_by: the verifier of `paper`, likewise.
+    """
     difference = ""
-    if compare and values and paper is not None and not by:
+    if compare and values and paper is not None and by == paper_by:
         difference = f"{round(mean(values) - paper, 2) + 0.0:+.2f}"  # + 0.0: no -0.00
-    return [spread(values), "" if paper is None else f"{paper:.2f}" + (f" ({by})" if by else ""), difference]
+    return [_by(spread(values), by), "" if paper is None else _by(f"{paper:.2f}", paper_by), difference]
+
+
+def _by(number: str, verifier: str) -> str:
+    return f"{number} ({verifier})" if number and verifier else number
 
 
 def three_columns(name: str) -> list[str]:
@@ -46,15 +63,17 @@ def error_cells(
     row = find(table, setting.data, recipe.method, models[0] if ask.stands_in else recipe.net, eps)
     cells: list[str] = []
     for _, key in ERRORS:
-        values = [_error(one, eps, key) for one in runs]
-        by = row.verifier if row and key == "verified" and row.verifier != "IBP" else ""
-        cells += beside(values, getattr(row, key) if row else None, compare=comparable(ask, setting), by=by)
+        paper_by = row.verifier if row and key == "verified" and row.verifier != "IBP" else ""
+        by = paper_by if paper_by.lower() in runs[0].errors(eps).verified else ""  # IBP's where we have not asked it
+        values = [_error(one, eps, key, by.lower() or "ibp") for one in runs]
+        paper = getattr(row, key) if row else None
+        cells += beside(values, paper, compare=comparable(ask, setting), by=by, paper_by=paper_by)
     return cells
 
 
-def _error(one: Measured, eps: float, key: str) -> float:
+def _error(one: Measured, eps: float, key: str, verifier: str) -> float:
     errors = one.errors(eps)
-    return errors.verified["ibp"] if key == "verified" else float(getattr(errors, key))
+    return errors.verified[verifier] if key == "verified" else float(getattr(errors, key))
 
 
 def comparable(ask: Ask, setting: Setting) -> bool:

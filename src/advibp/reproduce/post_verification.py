@@ -91,7 +91,7 @@ def _row(ask: Ask, at: dict[str, list[Measured]], net: str, method: str, eps: fl
         values = [e.verified[by] for e in errors]
         if name in _IN_PAPER:
             paper, other = _verified(row, name)
-            cells += beside(values, paper, compare=compare, by=other)
+            cells += beside(values, paper, compare=compare, paper_by=other)
         elif name:
             cells.append(spread(values))
     cells.append(spread([e.best for e in errors]))
