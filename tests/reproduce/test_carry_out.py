@@ -151,6 +151,17 @@ def test_a_certification_of_other_images_or_by_another_attack_is_no_answer(
     assert Work(asked).find(_wanted(asked, (0.1,))).how == "train"
 
 
+def test_a_kept_summary_that_does_not_name_its_weights_is_taken(ibp: Path, tmp_path: Path) -> None:
+    """As older versions wrote it, in a folder without weights."""
+    shutil.copytree(ibp / "kept" / NAME, tmp_path / "kept" / NAME)
+    file = tmp_path / "kept" / NAME / "certify" / "summary.json"
+    said = json.loads(file.read_text())
+    del said["weights"]
+    file.write_text(json.dumps(said))
+    asked = ask(tmp_path / "out", tmp_path / "kept")
+    assert Work(asked).find(_wanted(asked, (0.1,))).how == "reuse"
+
+
 def test_less_time_is_no_answer_to_a_search(ibp: Path, tmp_path: Path) -> None:
     shutil.copytree(ibp / "kept" / NAME, tmp_path / "kept" / NAME)
     file = tmp_path / "kept" / NAME / "certify" / "summary.json"

@@ -199,11 +199,20 @@ def cells_of(one: Measured) -> list[str]:
 def test_the_figures_say_what_their_tables_say(out: Path) -> None:
     assert call(f"reproduce layerwise-figure {TINY} --out {out}") == 0
     rows = rows_of(out / "layerwise-figure" / "table.csv")
-    assert [(row["eps"], row["stage"]) for row in rows] == [(eps, stage) for eps in ("0.1", "0.2") for stage in "012"]
-    run = out / "mnist-a-advibp-0.2-2e-2x1e-300n-s0"
+    assert [(row["eps"], row["stage"]) for row in rows] == [(eps, stage) for eps in ("0.1", "0.2") for stage in "0123"]
+    run = out / "mnist-a-advibp-0.2-2e-allx1e-300n-s0"
+    errors = {}
     for row in rows:
         said = json.loads((run / f"certify-stage-{row['stage']}" / "summary.json").read_text())
-        assert float(row["verified (IBP)"]) == said["percent"][row["eps"]]["verified_error"]
+        errors[row["eps"], row["stage"]] = said["percent"][row["eps"]]["verified_error"]
+        assert float(row["verified (IBP)"]) == errors[row["eps"], row["stage"]]
+    for row in rows_of(out / "layerwise-figure" / "table-2.csv"):
+        first, every = (errors[row["eps"], "0"] - errors[row["eps"], stage] for stage in "23")
+        assert (row["runs"], row["stages"]) == ("1", "3")
+        assert float(row["gain of the first two"]) == pytest.approx(first)
+        assert float(row["gain of all"]) == pytest.approx(every)
+        share = row["share of the first two, %"]
+        assert share == (f"{100 * first / every:.0f}" if every > 0 else "no gain")
 
 
 def test_models_are_ranked(out: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from advibp.errors import UserError
 from advibp.recipe import Recipe
 from advibp.reproduce import PLANS, Ask
+from advibp.reproduce.layerwise import count_stages
 from advibp.reproduce.wanted import MNIST, SCALES, Wanted, want
 
 
@@ -36,9 +38,26 @@ def test_the_fast_tables_train_what_the_kept_results_hold() -> None:
     pairs = wanted("baseline-figure")
     assert [one.seed for one in pairs] == [0, 1, 2, 0, 1, 2]
     assert pairs[3].recipe == Recipe.load(method="fixed", eps=0.4, epochs=20, ramp="50%")
-    stages = wanted("layerwise-figure")
-    assert stages[2].recipe == Recipe.load(eps=0.4, epochs=40, stages=2, stage_epochs=10, seed=2)
-    assert [look.folder for look in stages[0].looks] == [f"certify-stage-{k}" for k in (0, 1, 2)]
+
+
+def test_the_layerwise_figure_has_all_stages_and_both_data_sets() -> None:
+    mnist, cifar = wanted("layerwise-figure")[:3], wanted("layerwise-figure")[3:]
+    assert mnist[2].recipe == Recipe.load(eps=0.4, epochs=40, stages="all", stage_epochs=10, seed=2)
+    assert cifar[2].recipe == Recipe.load(
+        data="cifar10", eps=8.8 / 255, epochs=40, stages="all", stage_epochs=10, seed=2
+    )
+    assert [look.folder for look in mnist[0].looks] == [f"certify-stage-{k}" for k in (0, 1, 2, 3)]
+    assert {look.examination.eps for look in mnist[0].looks} == {(0.1, 0.2, 0.3, 0.4)}
+    assert {look.examination.eps for look in cifar[0].looks} == {(8 / 255,)}
+    assert [count_stages(f"dm-{size}", "mnist") for size in ("small", "medium", "large")] == [3, 6, 6]
+    assert len(wanted("layerwise-figure", models=("dm-medium",))[0].looks) == 7
+    assert [one.recipe for one in wanted("layerwise-figure", data="cifar10")] == [one.recipe for one in cifar]
+    assert wanted("layerwise-figure", eps=(0.3,)) == wanted("layerwise-figure", eps=(0.3,), data="mnist")
+    with pytest.raises(UserError, match=r"eps 0\.25 is not in this table"):
+        wanted("layerwise-figure", eps=(0.25,))
+    mnist, cifar = wanted("layerwise-figure", scale="paper")
+    assert mnist.recipe == Recipe.load("paper/mnist-0.4").changed(published=None)
+    assert cifar.recipe == Recipe.load("paper/cifar10-8").changed(published=None)
 
 
 def test_the_papers_scale_is_the_papers_recipe() -> None:

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +32,7 @@ from advibp.verify.provers import in_order
 
 #: What runs that are one and the same may differ in. A run may be resumed with its data elsewhere; here data tell runs.
 _WHERE = tuple(key for key in WHERE if key != "data")
-How = Literal["reuse", "certify", "copy", "continue", "train"]
+How = Literal["reuse", "certify", "copy", "partial", "continue", "train"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Measured:
 
     wanted: Wanted
     path: Path
-    looks: dict[str, Certification]  # by their folders
+    looks: dict[str, Certification]  # by their folders; of a partial run those of its stages
     how: How
 
     @cached_property
@@ -71,6 +72,7 @@ class Found:
     how: How
     path: Path
     epochs: int = 0  # that are finished
+    looks: tuple[Look, ...] = ()  # of a partial run: those that it can answer
 
     @property
     def says(self) -> str:
@@ -78,6 +80,7 @@ class Found:
             "reuse": f"reused: {self.path}",
             "certify": f"reused and certified: {self.path}",
             "copy": f"copied and certified: {self.path}",
+            "partial": f"reused up to stage {len(self.looks) - 1}: {self.path}",
             "continue": f"continued after epoch {self.epochs}",
             "train": "trained",
         }[self.how]
@@ -111,24 +114,45 @@ class Work:
                 return Found("certify" if folder is own else "copy", folder.path)
         if own.begun:
             return Found("continue", own.path, len(own.history()))
-        return Found("train", own.path)
+        return (self._find_partial(wanted) if wanted.partial else None) or Found("train", own.path)
+
+    def _find_partial(self, wanted: Wanted) -> Found | None:
+        """Elsewhere, the run that answers most of the looks, from the first one on; its number of stages may differ."""
+        same = [folder for folder, keys in self._recipes if not _differs(keys, wanted.recipe, but=("stages",))]
+        found = [Found("partial", folder.path, looks=self._answered(folder, wanted)) for folder in same]
+        best = max(found, key=lambda one: len(one.looks), default=None)
+        return best if best and best.looks else None
+
+    def _answered(self, folder: RunFolder, wanted: Wanted) -> tuple[Look, ...]:
+        def answers(look: Look) -> bool:
+            return _has_weights_of(folder, look) or self._seen(folder.path, look, wanted.recipe) is not None
+
+        return tuple(takewhile(answers, wanted.looks))
 
     def measure(self, wanted: Wanted, found: Found | None = None) -> Measured:
         found = found or self.find(wanted)
         path = self.ask.out / wanted.name if found.how == "copy" else found.path
         if found.how == "copy":
             _copy(found.path, path)
+        elif found.how == "partial" and not all(self._seen(path, look, wanted.recipe) for look in found.looks):
+            path = self.ask.out / f"{wanted.name}-partial"
+            _copy_stages(found.path, path, found.looks)
         elif found.how in ("train", "continue"):
             trained(wanted.recipe, self.load(wanted.recipe), path, show=self.show())
         looks = {}
-        for look in wanted.looks:
+        for look in found.looks if found.how == "partial" else wanted.looks:
             seen = self._seen(path, look, wanted.recipe)
             looks[look.folder] = seen or self._look(path, look, wanted.recipe)
         return Measured(wanted, path, looks, found.how)
 
-    @cached_property
+    @property
     def _elsewhere(self) -> list[tuple[RunFolder, dict[str, Any]]]:
         """Finished runs of the other folders, and their recipes."""
+        return [(folder, keys) for folder, keys in self._recipes if _ended(folder)]
+
+    @cached_property
+    def _recipes(self) -> list[tuple[RunFolder, dict[str, Any]]]:
+        """All runs of the other folders, and their recipes."""
         found = []
         for folder in self.ask.folders[1:]:
             if not folder.is_dir():
@@ -146,7 +170,7 @@ class Work:
         asked = look.examination
         answers = (
             said is not None
-            and said.get("weights", "") in ("", weights_in(path, look.stage) or said["weights"])
+            and said.get("weights", "") in ("", weights_in(path, look.stage) or said.get("weights"))
             and set(in_order(asked.by)) <= set(said["by"])
             and (len(said["by"]) == 1 or "flow" in said)
             and said["attack"] == str(asked.attack)
@@ -199,15 +223,15 @@ def _radius(said: str, recipe: Recipe) -> float:
 
 def _runs_in(folder: Path) -> Iterator[RunFolder]:
     for path in sorted(folder.iterdir()):
-        if (path / "recipe.yaml").exists() and (path / "summary.json").exists():
-            yield RunFolder(path)
+        if (run := RunFolder(path)).exists:
+            yield run
 
 
 def finished_runs(folders: Sequence[Path]) -> list[RunFiles]:
     """All finished runs of some folders, those that can't be read left out."""
     found = []
     for folder in folders:
-        for run in _runs_in(folder) if folder.is_dir() else ():
+        for run in filter(_ended, _runs_in(folder)) if folder.is_dir() else ():
             try:
                 found.append(read_run(run.path))
             except UserError:
@@ -215,10 +239,11 @@ def finished_runs(folders: Sequence[Path]) -> list[RunFiles]:
     return found
 
 
-def _differs(keys: dict[str, Any], recipe: Recipe) -> str:
-    """A key in which a recipe is another one, or nothing."""
+def _differs(keys: dict[str, Any], recipe: Recipe, but: tuple[str, ...] = ()) -> str:
+    """A key in which a recipe is another one, or nothing; `but`: keys that may differ."""
     asked = recipe.as_dict()
-    return next((key for key, value in asked.items() if key not in _WHERE and keys.get(key) != value), "")
+    same = (*_WHERE, *but)
+    return next((key for key, value in asked.items() if key not in same and keys.get(key) != value), "")
 
 
 def _ended(folder: RunFolder) -> bool:
@@ -226,8 +251,11 @@ def _ended(folder: RunFolder) -> bool:
 
 
 def _has_weights(folder: RunFolder, looks: Sequence[Look]) -> bool:
-    stages = [look.stage for look in looks if look.stage is not None]
-    return folder.finished and all(folder.after_stage(stage).exists() for stage in stages)
+    return folder.finished and all(_has_weights_of(folder, look) for look in looks)
+
+
+def _has_weights_of(folder: RunFolder, look: Look) -> bool:
+    return (folder.model if look.stage is None else folder.after_stage(look.stage)).exists()
 
 
 #: What a summary must say, and how.
@@ -256,6 +284,20 @@ def _copy(source: Path, target: Path) -> None:
     shutil.copyfile(source / "summary.json", target / "summary.json")
 
 
+def _copy_stages(source: Path, target: Path, looks: Sequence[Look]) -> None:
+    """Of a run that may be unfinished, what is needed to certify it at some stages; it can't be trained on."""
+    at, to = RunFolder(source), RunFolder(target)
+    to.after_stage(0).parent.mkdir(parents=True, exist_ok=True)
+    files = [(at.path / name, to.path / name) for name in ("recipe.yaml", "metrics.jsonl")]
+    files += [(at.after_stage(look.stage), to.after_stage(look.stage)) for look in looks if look.stage is not None]
+    for file, copy in files:
+        if file.exists():
+            shutil.copyfile(file, copy)
+    for look in looks:
+        if (source / look.folder).is_dir():
+            shutil.copytree(source / look.folder, target / look.folder, dirs_exist_ok=True)
+
+
 def check_kept(wanted: Sequence[Wanted], folder: Path) -> None:
     """Refuse, before anything is trained, a folder in which another run has the name of one that will be kept."""
     for one in wanted:
@@ -267,11 +309,12 @@ def check_kept(wanted: Sequence[Wanted], folder: Path) -> None:
 def keep(measured: Sequence[Measured], folder: Path) -> None:
     """Of each run what tables are made of: recipe, summaries and metrics, without weights and records."""
     for one in measured:
-        source, target = one.path, folder / one.wanted.name
+        name = f"{one.wanted.name}-partial" if one.how == "partial" else one.wanted.name
+        source, target = one.path, folder / name
         names = ["recipe.yaml", "summary.json", "metrics.jsonl"]
-        names += [str(file.relative_to(source)) for file in sorted(source.glob("certify*/summary.json"))]
-        for name in names:
-            if (source / name).resolve() == (target / name).resolve() or not (source / name).exists():
+        names += [str(path.relative_to(source)) for path in sorted(source.glob("certify*/summary.json"))]
+        for file in names:
+            if (source / file).resolve() == (target / file).resolve() or not (source / file).exists():
                 continue
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source / name, target / name)
+            (target / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / file, target / file)

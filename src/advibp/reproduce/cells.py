@@ -129,7 +129,7 @@ def runs_table(measured: Sequence[Measured]) -> TableSection:
         machine = summary.get("hardware", {})
         rows.append(
             [
-                one.wanted.name,
+                one.path.name if one.how == "partial" else one.wanted.name,
                 str(one.epochs),
                 f"{one.seconds:.0f}",
                 f"{one.seconds / max(one.epochs, 1):.2f}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from advibp.report.sections import Section, TableSection
 from advibp.reproduce.carry_out import Measured
@@ -35,7 +36,7 @@ class ErrorTable:
 
     def _want(self, ask: Ask, net: str, method: str, eps: float, seed: int, tested: Sequence[float]) -> Wanted:
         by: tuple[str, ...] = ("ibp",)
-        changes: dict[str, float] = {}
+        changes: dict[str, Any] = {}
         if any((method, radius) in self.crown for radius in tested):
             by, changes = ("ibp", "crown"), {"beta": 1.0}
         looks = [look(ask, tested, by=by)]

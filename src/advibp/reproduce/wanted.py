@@ -66,6 +66,8 @@ CIFAR10 = Setting(
     main=1.1 * 8 / 255,
 )
 SETTINGS = {"mnist": MNIST, "cifar10": CIFAR10}
+#: Test radii of figures, where one training serves all.
+FIGURE_RADII: dict[str, tuple[float, ...]] = {"mnist": (0.1, 0.2, 0.3, 0.4), "cifar10": (8 / 255,)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,10 +123,9 @@ class Ask:
         return tuple(dict.fromkeys(found)) or tuple(tiny if self.scale == "tiny" else table)
 
     def figure_radii(self) -> tuple[float, ...]:
-        """Test radii of figures, where one training serves all."""
-        if self.setting() is CIFAR10:
-            return self.radii((8 / 255,), (8 / 255,))
-        return self.radii((0.1, 0.2, 0.3, 0.4), (0.1, 0.2))
+        """Test radii of a figure of one data set."""
+        table = FIGURE_RADII[self.setting().data]
+        return self.radii(table, table[:2])
 
     def rules(self, table: Sequence[str]) -> tuple[str, ...]:
         return self.methods or tuple(table)
@@ -140,9 +141,9 @@ class Ask:
         """Of the data that was asked for, if the paper has it, otherwise MNIST's."""
         return SETTINGS.get(self.data or "mnist", MNIST)
 
-    def main_eps(self) -> float:
+    def main_eps(self, setting: Setting | None = None) -> float:
         """eps_train of figures; at a tiny scale one that a second of training copes with."""
-        setting = self.setting()
+        setting = setting or self.setting()
         return 0.2 if self.scale == "tiny" and setting is MNIST else setting.main
 
 
@@ -167,6 +168,7 @@ class Wanted:
     name: str
     recipe: Recipe
     looks: tuple[Look, ...] = ()
+    partial: bool = False  # take a run elsewhere that is unfinished, or has fewer stages, with the stages it has
 
     @property
     def seed(self) -> int:
@@ -182,12 +184,13 @@ def want(
     eps: float,
     seed: int,
     looks: Sequence[Look] = (),
+    partial: bool = False,
     **changes: Any,
 ) -> Wanted:
     """A run at the scale that was asked for; `changes` are keys of its recipe. Runs of one recipe have one name."""
     base = _base(ask, setting, net, method, eps, seed)
     recipe = base.changed(**changes)
-    return Wanted(name=_name(ask, base, recipe, changes), recipe=recipe, looks=tuple(looks))
+    return Wanted(name=_name(ask, base, recipe, changes), recipe=recipe, looks=tuple(looks), partial=partial)
 
 
 def _base(ask: Ask, setting: Setting, net: str, method: str, eps: float, seed: int) -> Recipe:
