@@ -60,7 +60,7 @@ def test_the_chains_are_the_shipped_algorithm_1(strong: str) -> None:
     """What is measured for many chains at once is what `Moments` does to each of them."""
     rule, people = bias.Rule(says="", angle=100, strong=strong), bias.population(100, 64)
     c_t = {"always": torch.inf, "never": 0.0, "fosc": people.c_t}[strong]
-    shipped, branches = [Moments() for _ in range(8)], set()
+    shipped, branches = [Moments(bias.BETA1, bias.BETA2) for _ in range(8)], set()
     for step in bias.walk(rule, people, chains=8, steps=60, seed=0):
         for i, weighting in enumerate(shipped):
             w = weighting.weights(step.fosc[i], c_t)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +14,20 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from advibp.errors import UserError
-from advibp.weighting import Fixed, Moments, Weights, combine, compute_weights, joint_backward
+from advibp.recipe import Recipe
+from advibp.surgery import OfThisStep
+from advibp.weighting import (
+    BETA1,
+    BETA2,
+    Fixed,
+    Moments,
+    Scheduled,
+    Weighting,
+    Weights,
+    combine,
+    compute_weights,
+    joint_backward,
+)
 
 # Coordinates on a grid of 1/8: moments of ordinary size, and inner products that are exact.
 coordinates = st.integers(-80, 80).map(lambda k: k / 8)
@@ -115,8 +129,9 @@ def test_constant_gradients_are_their_own_moments(g: tuple[Tensor, Tensor], step
     weighting = Moments()
     for _ in range(steps):
         weighting.update(torch.stack(g))
-    torch.testing.assert_close(weighting.m_hat, torch.stack(g) * (1 - 0.9**steps))
-    assert weighting.weights()[:3] == pytest.approx(weights_of(g, norms(g), strong=True)[:3], rel=1e-9, abs=1e-12)
+    torch.testing.assert_close(weighting.m_hat, torch.stack(g) * (1 - BETA1**steps))
+    assert weighting.weights(fosc=0)[:3] == pytest.approx(weights_of(g, norms(g), strong=True)[:3], rel=1e-9, abs=1e-12)
+    assert weighting.weights()[:3] == pytest.approx(weights_of(g, norms(g), strong=False)[:3], rel=1e-9, abs=1e-12)
 
 
 @given(seeds, st.integers(0, 8), st.tuples(pairs, pairs))
@@ -218,15 +233,15 @@ def moments_of(weighting: Moments) -> tuple[tuple[Tensor, Tensor], tuple[float, 
 
 
 def test_a_norm_moment_can_lag_behind_and_then_the_prioritised_loss_ascends() -> None:
-    """Why |m| <= v is a condition: the norms forget ten times more slowly (0.99 against 0.9), so after a jump of the
-    gradient |m| > v, the projection takes away too much, and the step turns against the prioritised loss."""
-    weighting = Moments()
+    """Why |m| <= v is a condition: with the paper's decays the norms forget ten times more slowly, so after a jump of
+    the gradient |m| > v, the projection takes away too much, and the step turns against the prioritised loss."""
+    weighting = Moments(0.9, 0.99)
     for t in range(210):
         abstract = -0.1 if t < 200 else -10.0
         weighting.update(torch.tensor([[1.0, 0.0], [abstract, 0.0]], dtype=torch.float64))
     m, v = moments_of(weighting)
     assert m[1].norm() > v[1]
-    w = weighting.weights()
+    w = weighting.weights(fosc=0)
     assert w.branch == "adv"
     assert float(combined(w, m) @ m[0]) < 0
 
@@ -284,8 +299,8 @@ def test_vanished_and_huge_gradients_give_finite_weights(
 def test_gradients_that_are_zero_leave_the_prioritised_loss_alone() -> None:
     weighting = Moments()
     weighting.update(torch.zeros(2, 4))
-    assert weighting.weights()[:3] == (1, 0, 0)
-    assert weighting.weights(fosc=1.0)[:3] == (0, 1, 0.5)
+    assert weighting.weights(fosc=0)[:3] == (1, 0, 0)
+    assert weighting.weights(fosc=1.0)[:3] == weighting.weights()[:3] == (0, 1, 0.5)
 
 
 @given(seeds, st.integers(0, 6))
@@ -338,6 +353,34 @@ def test_joint_backward_is_autograd_of_the_weighted_losses(strong: bool) -> None
         branches[w.branch] += 1
         optimizer.step()
     assert set(branches) == {"start", "agree", "adv" if strong else "ibp"}
+
+
+def conflicts(**options: float) -> Counter[str]:
+    """Branches of steps in which the second loss is against the first, with weights by default and by `options`."""
+    net, x, y = small_problem()
+    weighting, branches = Moments(), Counter[str]()
+    for _ in range(4):
+        lower = (net(x) - y).square().mean()
+        branches[joint_backward(weighting, lower, 5 - lower, net.parameters(), **options).branch] += 1
+    return branches
+
+
+def test_the_simple_call_prioritizes_the_upper_loss_as_training_does() -> None:
+    """Without FOSC the attack counts as weak, whatever c_t is: `advibp.train` does the same when there is no attack."""
+    assert conflicts() == conflicts(c_t=0.5) == {"start": 1, "ibp": 3}
+    assert conflicts(fosc=0) == conflicts(fosc=0.2, c_t=0.5) == {"start": 1, "adv": 3}
+    assert conflicts(fosc=0.7, c_t=0.5) == {"start": 1, "ibp": 3}
+
+
+def test_moments_and_recipes_have_the_same_decays() -> None:
+    by_default, recipe = Moments(), Recipe()
+    assert (by_default.beta1, by_default.beta2) == (recipe.beta1, recipe.beta2) == (BETA1, BETA2)
+
+
+def test_every_weighting_takes_no_fosc_for_a_weak_attack() -> None:
+    for weighting in (Moments, Fixed, Scheduled, OfThisStep, Weighting):
+        assert inspect.signature(weighting.weights).parameters["fosc"].default == math.inf
+    assert inspect.signature(joint_backward).parameters["fosc"].default == math.inf
 
 
 def test_joint_backward_is_two_backward_passes_and_no_third() -> None:

@@ -24,6 +24,7 @@ from advibp.methods import METHODS, WEIGHTINGS, Method, defaults_of
 from advibp.options import Parser, Span, flag, integer, number, numbers, one_of, or_word, share_or, span, spans, text
 from advibp.plain_yaml import from_yaml
 from advibp.schedules import Timeline
+from advibp.weighting import BETA1, BETA2
 
 
 def method_name(value: Any) -> str:
@@ -92,8 +93,8 @@ class Recipe:
     scope: str = _option(
         "all", one_of("all", "first", "last"), "gradients the moments are of: all, or the first or last tensor's alone"
     )
-    beta1: float = _option(0.99, number(0, 0.999999), "decay of the gradient moments")
-    beta2: float = _option(0.99, number(0, 0.999999), "decay of the norm moments")
+    beta1: float = _option(BETA1, number(0, 0.999999), "decay of the gradient moments")
+    beta2: float = _option(BETA2, number(0, 0.999999), "decay of the norm moments")
     attack_steps: int = _option(8, integer(1, 10_000), "pgd, mip, colt: steps of the attack in training")
     beta: float = _option(0.0, number(0, 1), "crown-ibp, advcrown-ibp: share of CROWN-IBP that is left after the ramp")
     domain: str = _option("box", one_of("box", "hybrid", "deepz"), "diffai: the sets of its abstract loss")

@@ -22,7 +22,7 @@ class OfThisStep(Memoryless):
         self.rule = rule
 
     def weights(
-        self, fosc: Tensor | float = 0.0, c_t: float = 0.0, *, ramped: float = 1.0, gradients: Tensor | None = None
+        self, fosc: Tensor | float = math.inf, c_t: float = 0.0, *, ramped: float = 1.0, gradients: Tensor | None = None
     ) -> Weights:
         if gradients is None:
             raise UserError("These weights come from the gradients of the step itself; pass gradients=(2, n).")

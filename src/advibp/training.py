@@ -210,7 +210,7 @@ class Training:
         now = Now(ramped=ramped, wants_fosc=asks_fosc, latent=self.stage > 0, settings=self.settings)
         losses, weights = self.passes.run(lower, upper, x, y, eps, now), None
         if losses.lower is not None and losses.upper is not None:
-            # Where there is no attack, none is strong.
+            # Without an attack FOSC is infinite, i.e. the attack counts as weak.
             fosc, rows = math.inf if losses.fosc is None else losses.fosc, self.gradients.rows
             weights = self.weighting.weights(fosc, c_t, ramped=now.ramped, gradients=rows)
             combine(weights, self.gradients.rows, losses.upper, out=self.gradients.final)

@@ -9,6 +9,9 @@ In a loop of one's own:
     for x, y in batches:
         joint_backward(weighting, lower_loss(x, y), upper_loss(x, y), params)
         optimizer.step()
+
+When the gradients conflict, this prioritizes the upper loss, as `advibp.train` does once c_t is 0. The lower loss is
+prioritized only while its attack is strong: pass fosc and c_t with fosc <= c_t.
 """
 
 from __future__ import annotations
@@ -23,6 +26,10 @@ from torch import Tensor
 from advibp.errors import UserError
 
 Branch = Literal["start", "agree", "adv", "ibp", "conflict", "fixed"]
+
+#: Decay of the gradient moments and of the norm moments: the defaults of `Moments` and of a recipe. The paper has 0.9
+#: and 0.99.
+BETA1, BETA2 = 0.99, 0.99
 
 # Norm moments below this count as this: a vanished gradient must not divide by zero.
 _TINY = 1e-12
@@ -44,12 +51,13 @@ class Weights(NamedTuple):
 
 
 class Weighting(Protocol):
-    """Past gradient statistics in, weights out. `ramped` is the share of the eps ramp that is over; `gradients` (2, n)
-    are those of this step, for rules that are content to be biased."""
+    """Past gradient statistics in, weights out. The attack counts as strong if `fosc` <= `c_t`, so without a `fosc` it
+    counts as weak. `ramped` is the share of the eps ramp that is over; `gradients` (2, n) are those of this step, for
+    rules that are content to be biased."""
 
     def asks_fosc(self) -> bool: ...
     def weights(
-        self, fosc: Tensor | float = 0.0, c_t: float = 0.0, *, ramped: float = 1.0, gradients: Tensor | None = None
+        self, fosc: Tensor | float = math.inf, c_t: float = 0.0, *, ramped: float = 1.0, gradients: Tensor | None = None
     ) -> Weights: ...
     def update(self, gradients: Tensor) -> None: ...
     def state(self) -> dict[str, Tensor]: ...
@@ -77,10 +85,13 @@ def compute_weights(p: float, a: float, b: float, v_adv: float, v_ibp: float, *,
 class Moments:
     """Algorithm 1. Gradients travel as the rows of one (2, n) matrix: adversarial first, abstract second.
 
-    `scope` are the columns that the weights are computed from, by default all; the weights then hold for all of them.
+    Args:
+        beta1: decay of the gradient moments.
+        beta2: decay of the norm moments.
+        scope: the columns that the weights are computed from, by default all; the weights then hold for all of them.
     """
 
-    def __init__(self, beta1: float = 0.9, beta2: float = 0.99, scope: slice | None = None) -> None:
+    def __init__(self, beta1: float = BETA1, beta2: float = BETA2, scope: slice | None = None) -> None:
         self.beta1, self.beta2, self.scope = beta1, beta2, scope
         self.t = 0
         self.m_hat: Tensor | None = None  # (2, n)
@@ -103,9 +114,17 @@ class Moments:
         return numbers is not None and not numbers[0] > 0
 
     def weights(
-        self, fosc: Tensor | float = 0.0, c_t: float = 0.0, *, ramped: float = 1.0, gradients: Tensor | None = None
+        self, fosc: Tensor | float = math.inf, c_t: float = 0.0, *, ramped: float = 1.0, gradients: Tensor | None = None
     ) -> Weights:
-        """Weights from the gradients of earlier steps only. FOSC is looked at only in a conflict."""
+        """Weights from the gradients of earlier steps only.
+
+        Args:
+            fosc: how far the attack is from the strongest one, 0 or more; not given: it counts as weak.
+            c_t: the largest `fosc` of an attack that counts as strong. A conflict prioritizes the adversarial loss if
+                fosc <= c_t, and the abstract loss otherwise.
+            ramped: not used.
+            gradients: not used.
+        """
         numbers = self._numbers()
         if numbers is None:
             return Weights(0.5, 0.5, 0.0, "start", math.nan)
@@ -159,7 +178,7 @@ class Scheduled(Memoryless):
         self.start, self.end = start, end
 
     def weights(
-        self, fosc: Tensor | float = 0.0, c_t: float = 0.0, *, ramped: float = 1.0, gradients: Tensor | None = None
+        self, fosc: Tensor | float = math.inf, c_t: float = 0.0, *, ramped: float = 1.0, gradients: Tensor | None = None
     ) -> Weights:
         kappa = self.start + (self.end - self.start) * ramped
         return Weights(kappa, 1 - kappa, 0.0, "fixed", math.nan)
@@ -172,7 +191,7 @@ class Fixed(Memoryless):
         self._weights = Weights(adv, ibp, 0.0, "fixed", math.nan)
 
     def weights(
-        self, fosc: Tensor | float = 0.0, c_t: float = 0.0, *, ramped: float = 1.0, gradients: Tensor | None = None
+        self, fosc: Tensor | float = math.inf, c_t: float = 0.0, *, ramped: float = 1.0, gradients: Tensor | None = None
     ) -> Weights:
         return self._weights
 
@@ -240,11 +259,25 @@ def joint_backward(
     upper: Tensor,
     params: Iterable[Tensor],
     *,
-    fosc: Tensor | float = 0.0,
+    fosc: Tensor | float = math.inf,
     c_t: float = 0.0,
     ramped: float = 1.0,
 ) -> Weights:
-    """Instead of `loss.backward()`: two backward passes, Algorithm 1, and the combined gradient in every .grad."""
+    """Instead of `loss.backward()`: two backward passes, Algorithm 1, and the combined gradient in every .grad.
+
+    Args:
+        weighting: for example `Moments()`; it takes in the gradients for the next step.
+        lower: the loss from below, a scalar; in the paper the adversarial loss.
+        upper: the loss from above, a scalar; in the paper the IBP loss. Both may come from one forward pass.
+        params: parameters of both losses; those that are not trainable are skipped.
+        fosc: how far the attack behind `lower` is from the strongest one, 0 or more; not given: it counts as weak.
+        c_t: the largest `fosc` that counts as strong. When the gradients conflict, `upper` is prioritized unless
+            fosc <= c_t; so it always is if neither is given. To prioritize `lower` always, pass fosc=0.
+        ramped: the share of the eps ramp that is over, 0 to 1, for weights by a schedule.
+
+    Returns:
+        The weights, and which branch of Algorithm 1 they come from.
+    """
     trainable = [p for p in params if p.requires_grad]
     if not trainable:
         raise UserError("joint_backward got no trainable parameter; pass list(net.parameters()), no used-up iterator.")

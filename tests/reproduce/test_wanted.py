@@ -9,6 +9,7 @@ from advibp.recipe import Recipe
 from advibp.reproduce import PLANS, Ask
 from advibp.reproduce.layerwise import count_stages
 from advibp.reproduce.wanted import MNIST, SCALES, Wanted, want
+from advibp.weighting import BETA1
 
 
 def wanted(name: str, **asked: object) -> list[Wanted]:
@@ -55,9 +56,8 @@ def test_the_layerwise_figure_has_all_stages_and_both_data_sets() -> None:
     assert wanted("layerwise-figure", eps=(0.3,)) == wanted("layerwise-figure", eps=(0.3,), data="mnist")
     with pytest.raises(UserError, match=r"eps 0\.25 is not in this table"):
         wanted("layerwise-figure", eps=(0.25,))
-    mnist, cifar = wanted("layerwise-figure", scale="paper")
-    assert mnist.recipe == Recipe.load("paper/mnist-0.4").changed(published=None)
-    assert cifar.recipe == Recipe.load("paper/cifar10-8").changed(published=None)
+    papers = [Recipe.load(f"paper/{name}").changed(published=None) for name in ("mnist-0.4", "cifar10-8")]
+    assert [one.recipe for one in wanted("layerwise-figure", scale="paper")] == papers
 
 
 def test_the_papers_scale_is_the_papers_recipe() -> None:
@@ -87,7 +87,7 @@ def test_crown_ibp_at_2_255_is_trained_for_crown_and_verified_by_it(scale: str) 
 def test_a_run_is_named_by_what_differs() -> None:
     asked = Ask()
     plain = want(asked, MNIST, net="a", method="advibp", eps=0.4, seed=0)
-    same = want(asked, MNIST, net="a", method="advibp", eps=0.4, seed=0, beta1=0.99)
+    same = want(asked, MNIST, net="a", method="advibp", eps=0.4, seed=0, beta1=BETA1)
     other = want(asked, MNIST, net="Conv 8 3x3+2, FC 100", method="advibp", eps=0.4, seed=1, beta1=0.5)
     assert plain == same
     assert plain.name == "mnist-a-advibp-0.4-60e-s0"

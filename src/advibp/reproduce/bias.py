@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-BETA1, BETA2 = 0.9, 0.99
+BETA1, BETA2 = 0.9, 0.99  # the paper's
 BATCH, POPULATION, PARAMETERS = 8, 256, 4
 _CHI2_95 = 9.4877  # of 4 degrees of freedom
 
