@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 FUZZ_SEED = os.environ.get("ADVIBP_FUZZ_SEED")
 
@@ -74,6 +75,11 @@ class _Torch:
 
 _TORCH = _Torch()  # (hypothesis keeps a weak reference)
 hypothesis.register_random(_TORCH)
+
+# Hypothesis also draws constants that it finds in the modules that are loaded. Which are depends on the tests before,
+# and so would the examples of a test.
+if hasattr(providers, "_get_local_constants"):
+    providers._get_local_constants = lambda: providers._local_constants
 
 
 def pytest_report_header() -> str | None:

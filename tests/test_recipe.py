@@ -90,10 +90,11 @@ mappings = st.sets(known_here).flatmap(lambda keys: st.fixed_dictionaries({key: 
 def suited(mapping: dict[str, Any]) -> dict[str, Any]:
     """Without what has no meaning for its method."""
     method = METHODS[mapping.get("method", "advibp")]
-    weighting = mapping.get("weighting") or method.weighting
+    two = method.lower and method.upper
+    weighting = (mapping.get("weighting") if two else None) or method.weighting
     alien = {key for row in METHODS.values() for key in row.reads} - set(method.reads)
     alien |= set() if method.latent else {"stages"}
-    alien |= set() if method.lower and method.upper else {"weighting", "kappa"}
+    alien |= set() if two else {"weighting", "kappa"}
     alien |= set() if weighting in ("fixed", "scheduled") else {"kappa"}
     alien |= set() if weighting == "moments" else {"scope"}
     return {key: value for key, value in mapping.items() if key not in alien}
