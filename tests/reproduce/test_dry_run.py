@@ -46,9 +46,9 @@ def dry_run(command: str, out: Path, capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.usefixtures("no_data")
 @pytest.mark.parametrize("name", [*PLANS, "cifar-table --scale paper", "models-table --data cifar10"])
 def test_it_neither_loads_nor_fetches(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     printed = dry_run(name, tmp_path / "out", capsys)
-    assert time.perf_counter() - began < 30  # a few seconds where nothing else runs
+    assert time.process_time() - began < 15  # of one thread, however busy the machine is
     hours = re.search(r"Training: about ([\d:]+) in all", printed)
     assert hours
     trains = name not in ("gradient-cases", "theory")
