@@ -83,7 +83,8 @@ def test_no_point_is_below_the_minimum(seed: int, kind: str, eps: float) -> None
     if found.finished:
         assert found.x is not None
         reached = float(net(torch.from_numpy(found.x).view(x.shape)) @ row[0])
-        assert abs(reached - found.lower) < 1e-4  # within the gap that HiGHS allows
+        # Within the gap that HiGHS allows, and what the bound loses by relaxed rows and the solver's tolerances.
+        assert found.lower - 1e-5 < reached < found.lower + 1e-3
 
 
 @settings(max_examples=15)
