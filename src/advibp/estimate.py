@@ -54,7 +54,7 @@ def estimated_seconds(net: nn.Module, data: Data, recipe: Recipe, method: Method
 def stand_in(recipe: Recipe, row: Row) -> Data:
     """Data of the sizes that the recipe would load, without loading: one gray image, repeated without using memory."""
     images = min(row.images[0] - recipe.validation, recipe.limit or row.images[0])
-    shape = [int(size) for size in row.shape.split("x")]
+    shape = row.input_shape
 
     def split(count: int) -> Split:
         x, y = torch.full((1, *shape), 0.5), torch.zeros(1, dtype=torch.int64)

@@ -71,7 +71,7 @@ def read_hyperparameters(text: str) -> dict[str, dict[str, Any]]:
     """What the two items of the appendix say, by data set."""
     begin = text.index("Training hyperparameters are detailed below")
     _, mnist, cifar = text[begin : text.index(r"\end{itemize}", begin)].split(r"\item ")
-    return {"mnist": _mnist(_plain(mnist)), "cifar10": _cifar(_plain(cifar))}
+    return {"mnist": _numbers(_plain(mnist), _MNIST), "cifar10": _numbers(_plain(cifar), _CIFAR)}
 
 
 def _plain(text: str) -> str:
@@ -96,6 +96,34 @@ _COMMON = {
 }
 
 
+_MNIST = _COMMON | {
+    "epochs_after_warmup": r"After warm-up phase, we train (\d+) epochs",
+    "lr": r"set learning rate to ([\d.]+e-\d+)",
+    "c_max at 0.4": r"c_max=(1e-\d) for eps_train=0\.4",
+    "c_max at 0.2": r"c_max=(1e-\d) for eps_train=0\.2",
+    "lr_divisor": r"reduce the learning rate by (\d+)x at epoch",
+    "lr_milestones": r"x at epoch (\d+) and (\d+)",
+    "stage_epochs": r"train (\d+) epochs each layer",
+    "stage_lr_divisor": r"reduce the learning rate by (\d+)x at \d+,",
+    "stage_lr_milestones": r"x at (\d+), (\d+) and (\d+) epoch",
+}
+
+_CIFAR = _COMMON | {
+    "eps_factor": r"eps_train=([\d.]+) eps",
+    "epochs": r"train (\d+) epochs each layer with a batch size",
+    "warmup": r"first (\d+) epochs as warm-up",
+    "lr": r"from ([\d.]+e-\d+)",
+    "c_max at 8": r"c_max=(1e-\d) for eps_train=8/255 and eps=16/255",
+    "c_max at 16": r"c_max=(1e-\d) for eps_train=8/255 and eps=16/255",
+    "c_max at 2": r"c_max=(1e-\d) for eps=2/255",
+    "lr_divisor": r"Learning rate is reduced by (\d+)x",
+    "lr_milestones": r"x at epoch (\d+) and (\d+)",
+    "stage_epochs": r"layer-wise training stage, .* train (\d+) epochs each layer",
+    "stage_lr_divisor": r"We reduce the learning rate by (\d+)x every",
+    "stage_lr_every": r"x every (\d+) epochs",
+}
+
+
 def _numbers(text: str, patterns: dict[str, str]) -> dict[str, Any]:
     """The first group of each pattern, which must occur; several groups as a tuple."""
     found: dict[str, Any] = {}
@@ -105,42 +133,3 @@ def _numbers(text: str, patterns: dict[str, str]) -> dict[str, Any]:
         numbers = tuple(float(group) for group in match.groups())
         found[key] = numbers[0] if len(numbers) == 1 else numbers
     return found
-
-
-def _mnist(text: str) -> dict[str, Any]:
-    return _numbers(
-        text,
-        _COMMON
-        | {
-            "epochs_after_warmup": r"After warm-up phase, we train (\d+) epochs",
-            "lr": r"set learning rate to ([\d.]+e-\d+)",
-            "c_max at 0.4": r"c_max=(1e-\d) for eps_train=0\.4",
-            "c_max at 0.2": r"c_max=(1e-\d) for eps_train=0\.2",
-            "lr_divisor": r"reduce the learning rate by (\d+)x at epoch",
-            "lr_milestones": r"x at epoch (\d+) and (\d+)",
-            "stage_epochs": r"train (\d+) epochs each layer",
-            "stage_lr_divisor": r"reduce the learning rate by (\d+)x at \d+,",
-            "stage_lr_milestones": r"x at (\d+), (\d+) and (\d+) epoch",
-        },
-    )
-
-
-def _cifar(text: str) -> dict[str, Any]:
-    return _numbers(
-        text,
-        _COMMON
-        | {
-            "eps_factor": r"eps_train=([\d.]+) eps",
-            "epochs": r"train (\d+) epochs each layer with a batch size",
-            "warmup": r"first (\d+) epochs as warm-up",
-            "lr": r"from ([\d.]+e-\d+)",
-            "c_max at 8": r"c_max=(1e-\d) for eps_train=8/255 and eps=16/255",
-            "c_max at 16": r"c_max=(1e-\d) for eps_train=8/255 and eps=16/255",
-            "c_max at 2": r"c_max=(1e-\d) for eps=2/255",
-            "lr_divisor": r"Learning rate is reduced by (\d+)x",
-            "lr_milestones": r"x at epoch (\d+) and (\d+)",
-            "stage_epochs": r"layer-wise training stage, .* train (\d+) epochs each layer",
-            "stage_lr_divisor": r"We reduce the learning rate by (\d+)x every",
-            "stage_lr_every": r"x every (\d+) epochs",
-        },
-    )

@@ -53,6 +53,11 @@ class Row:
     files: tuple[File, ...] = ()
     otherwise: Callable[[Path, Progress | None], None] | None = None  # fills a folder when home cannot be reached
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """(C, H, W)."""
+        return tuple(int(size) for size in self.shape.split("x"))
+
 
 def _same(*files: File) -> tuple[Remote, ...]:
     """Files that are kept as they come."""

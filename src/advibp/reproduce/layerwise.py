@@ -30,8 +30,8 @@ _FIRST = 2  # stages in which the paper sees most of the gain
 def count_stages(net: str, data: str) -> int:
     """How many layer-wise stages a network has: one for each layer but the last."""
     row = find(data)
-    shape = [int(size) for size in row.shape.split("x")]
-    return Stages(nets.build(net, shape, row.classes, seed=0)).count("all", torch.zeros(2, *shape))
+    built = nets.build(net, row.input_shape, row.classes, seed=0)
+    return Stages(built).count("all", torch.zeros(2, *row.input_shape))
 
 
 def _halves(ask: Ask) -> list[tuple[Setting, tuple[float, ...]]]:
