@@ -33,7 +33,7 @@ test: $(VENV)/.installed-dev $(if $(CI),browser)
 # Prints the seed of each round, and for a failure the command that repeats it.
 FUZZ_MINUTES ?= 30
 fuzz: $(VENV)/.installed-dev
-	$(BIN)/python tests/fuzz.py --minutes $(FUZZ_MINUTES)
+	$(BIN)/python checks/fuzz.py --minutes $(FUZZ_MINUTES)
 
 browser:
 	@command -v chromium > /dev/null || { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install chromium chromium-driver > /dev/null; }
@@ -44,7 +44,7 @@ docs: $(VENV)/.installed-dev
 	@echo "the site: site/index.html"
 
 endure: $(VENV)/.installed-dev
-	$(BIN)/python tests/endurance/kill_nine.py --kills 100 --minutes 15
+	$(BIN)/python checks/endurance/kill_nine.py --kills 100 --minutes 15
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/steps.py

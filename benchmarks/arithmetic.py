@@ -21,8 +21,8 @@ from torch import Tensor, nn
 import advibp
 from advibp.bounds import Box
 from advibp.bounds.rounded import Rounded
-from advibp.verify.ibp import worst
-from advibp.verify.provers import Proof
+from advibp.verify.ibp_margins import worst
+from advibp.verify.verifiers import Proof
 
 BATCH = {"ibp": 500, "crown": 50}
 

@@ -11,9 +11,9 @@ from rich.console import Console
 from torch import Tensor
 
 from advibp import data, nets, train
-from advibp.display import Live
-from advibp.means import Step
+from advibp.runs.training_display import Live
 from advibp.training import Training
+from advibp.training.metrics import Step
 
 
 def outside(net: str = "dm-small", epochs: int = 3) -> float:

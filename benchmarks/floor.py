@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from advibp.image_gradient import MOST_CHANNELS, input_gradient
+from advibp.execution.image_gradient import MOST_CHANNELS, input_gradient
 
 
 class Layer(NamedTuple):

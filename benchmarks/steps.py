@@ -24,7 +24,7 @@ from growth import fit, plot
 from memory import peaks
 
 from advibp import Method, data, keep_freed_memory, nets, objectives
-from advibp.folder import hardware
+from advibp.execution.hardware import hardware
 from advibp.recipe import Recipe
 from advibp.training import Training
 

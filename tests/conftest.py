@@ -2,7 +2,7 @@
 
 In `make test` nothing is left to chance: hypothesis derives its examples from the test (profile "ci"), and the random
 numbers of torch, numpy and random follow from the test's name, whatever ran before it and on whichever worker. With
-ADVIBP_FUZZ_SEED set, to an integer, all of them also depend on that seed (profile "fuzz"); see tests/fuzz.py.
+ADVIBP_FUZZ_SEED set, to an integer, all of them also depend on that seed (profile "fuzz"); see checks/fuzz.py.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
+
+pytest_plugins = ["trained_runs"]  # fixtures of tests/helpers
 
 FUZZ_SEED = os.environ.get("ADVIBP_FUZZ_SEED")
 

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from small_runs import Stop, StopAt, ends_alike, halves
 from torch import Tensor
 
 from advibp import Box, Method, Recipe, UserError, attacks, cli, nets, objectives, train
-from advibp.display import Silent
-from advibp.folder import RunFolder
+from advibp.execution.seeds import mix, seed_everything
 from advibp.methods import METHODS, WEIGHTINGS, method_at
-from advibp.randomness import mix, seed_everything
-from advibp.runs import Run
+from advibp.runs import Run, resuming
+from advibp.runs.training_display import Silent
+from advibp.storage.run_folder import RunFolder
 from advibp.training import Training
 from advibp.weighting import Moments
-from test_runs import Stop, StopAt, ends_alike, halves
 
 SHORT: dict[str, Any] = {"epochs": 3, "batch_size": 20, "eps": 0.1, "ramp": 1, "stage_epochs": 1, "attack_steps": 2}
 MINE = Method(name="mine", says="PGD and IBP", lower=objectives.pgd, upper=objectives.ibp, weighting="moments")
@@ -175,7 +175,7 @@ def test_a_method_by_its_place_on_the_command_line(
     words = ["train", "mnist", "FC 8", "--method", "mine.py:M", "--limit", "200", "--validation", "20", "--epochs", "3"]
     words += ["--eps", "0.1", "--batch-size", "50", "--threads", "1", "--out", "run"]
     assert cli.main(words) == 0
-    recipe = RunFolder(tmp_path / "run").recipe()
+    recipe = resuming.recipe_of(RunFolder(tmp_path / "run"))
     assert (recipe.method, recipe.lr, recipe.warmup_adversarial, recipe.warmup_natural) == ("mine.py:M", 0.01, 0, 1)
     assert "--method mine.py:M" in RunFolder(tmp_path / "run").summary()["command"]
     assert cli.main(["certify", "run", "--eps", "0.1", "--limit", "5", "--steps", "2"]) == 0
@@ -211,7 +211,7 @@ def test_a_run_of_an_older_version_is_opened(tmp_path: Path) -> None:
     file.write_text(
         file.read_text().replace('"rs-fgsm"', '"fgsm-random"').replace("projections: 16", "projections: 32")
     )
-    recipe = RunFolder(tmp_path / "run").recipe()
+    recipe = resuming.recipe_of(RunFolder(tmp_path / "run"))
     assert (recipe.method, recipe.projections) == ("rs-fgsm", 32)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from advibp import nets
-from advibp.cli.lists import _cost
+from advibp.cli.list_commands import _cost
 from advibp.methods import METHODS
 from advibp.recipe import Recipe, read, shipped
 from advibp.reproduce import PLANS

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from advibp import data, open_run
 from advibp.attacks import pgd
 from advibp.bounds import Box, crown, crown_ibp
-from advibp.folder import hardware
-from advibp.verify.ibp import worst
-from advibp.verify.provers import Proof
+from advibp.runs.run_folder import hardware
+from advibp.verify.ibp_margins import worst
+from advibp.verify.verifiers import Proof
 
 
 @torch.no_grad()

@@ -1,9 +1,9 @@
 """advibp trains neural networks whose robustness can be proved, and proves it."""
 
-from advibp import attacks, bounds, data, nets, objectives
-from advibp.allocator import keep_freed_memory
+from advibp import attacks, bounds, data, moved, nets, objectives
 from advibp.bounds import Box
 from advibp.errors import UserError
+from advibp.execution.allocator import keep_freed_memory
 from advibp.methods import Method
 from advibp.recipe import Recipe
 from advibp.runs import Run, open_run, train
@@ -33,3 +33,5 @@ __all__ = [
     "open_run",
     "train",
 ]
+
+moved.install()

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from advibp import objectives, own, regularised, surgery
+from advibp import objectives, user_code
 from advibp.errors import UserError
-from advibp.objectives import Objective
-from advibp.weighting import Fixed, Moments, Scheduled, Weighting
+from advibp.objectives import Objective, regularizers
+from advibp.weighting import Fixed, Moments, Scheduled, Weighting, surgery
 
 
 class Properties(NamedTuple):
@@ -102,7 +102,7 @@ METHODS: dict[str, Method] = {
     ),
     "colt": Method(
         says="adversarial loss in latent zonotopes, layer by layer, + ReLU area",
-        lower=regularised.latent_pgd,
+        lower=regularizers.latent_pgd,
         latent="zonotope",
         recipe={**_NATURAL_WARM_UP, "stages": "all", "regulariser": 1e-3, "l1": 1e-5},
         reads=("attack_steps", "regulariser", "projections"),
@@ -127,7 +127,7 @@ METHODS: dict[str, Method] = {
     ),
     "mip": Method(
         says="adversarial loss by several steps + ReLU stability + L1",
-        lower=regularised.stable_pgd,
+        lower=regularizers.stable_pgd,
         recipe={**_NATURAL_WARM_UP, "regulariser": 1e-4, "l1": 2e-5},
         reads=("attack_steps", "regulariser"),
         verifier="alpha-crown",
@@ -155,7 +155,7 @@ METHODS: dict[str, Method] = {
     ),
     "shi-ibp": Method(
         says="IBP loss + tightness + ReLU balance, fading over a smooth ramp",
-        upper=regularised.shi_ibp,
+        upper=regularizers.shi_ibp,
         recipe={
             **_NATURAL_WARM_UP,
             "init": "ibp",
@@ -208,7 +208,7 @@ def defaults_of(name: str) -> Mapping[str, Any]:
 
 def method_at(spec: str) -> Method:
     """A Method of one's own: `path/to/file.py:NAME` or `package.module:NAME`. Runs that file."""
-    return own.load(
+    return user_code.load(
         spec,
         lambda found: found,
         like=lambda found: isinstance(found, Method),

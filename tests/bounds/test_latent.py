@@ -13,19 +13,19 @@ import torch.nn.functional as F
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from networks import network
-from test_box import Lambda
+from small_nets import Lambda
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from advibp import attacks
-from advibp.batchnorm import Population, Statistics
 from advibp.bounds import Box, Zonotope
-from advibp.bounds.cut import Cut, cuts
-from advibp.bounds.dispatch import UnsupportedOperation
-from advibp.bounds.entering import RELUS, entering_relus
+from advibp.bounds.domain import UnsupportedOperation
+from advibp.bounds.graph.cut import Cut, cuts
+from advibp.bounds.graph.relu_inputs import RELUS, entering_relus
 from advibp.bounds.latent import LatentZonotope
-from advibp.bounds.zonotope_rules import _bent, _relaxed
+from advibp.bounds.rules.zonotope_rules import _bent, _relaxed
 from advibp.errors import UserError
+from advibp.execution.batchnorm import Population, Statistics
 
 KINDS = ("fc", "conv", "batchnorm", "residual")  # the last is recorded on a tape, and takes one batch size alone
 IMAGES = 2

@@ -14,7 +14,7 @@ from orders import outputs, random_order
 from torch import Tensor, nn
 
 from advibp.bounds import Box, LinearBounds
-from advibp.bounds.dispatch import UnsupportedOperation
+from advibp.bounds.domain import UnsupportedOperation
 from advibp.bounds.rounded import Rounded
 from advibp.bounds.rounding import Rounding
 

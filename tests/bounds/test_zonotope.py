@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
+from pooling_nets import MOVING, staying, wide_box
 from programs import SETS_TOO, Program, programs
-from test_box import (
+from small_nets import (
     AFFINE,
     CONSTANT,
     EXACT,
@@ -34,25 +35,12 @@ from test_box import (
 from torch import Tensor, nn
 
 from advibp.bounds import Box
-from advibp.bounds.dispatch import UnsupportedOperation
-from advibp.bounds.tape import Tape
+from advibp.bounds.domain import UnsupportedOperation
+from advibp.bounds.graph.tape import Tape
 from advibp.bounds.zonotope import Zonotope
 from advibp.errors import UserError
 
 Forward = Callable[[Any], Any]
-
-#: What moves elements between images, or the axis of images: a Box may, a Zonotope refuses.
-MOVING = ("conv2d unbatched", "matrix @ box", "broadcast by a constant", "iteration", "expand, repeat, roll")
-
-
-def wide_box(*shape: int) -> Box:
-    """Radii so large that most neurons are unstable, some of them zero."""
-    center = torch.randn(shape, dtype=torch.float64)
-    return Box(center, torch.rand_like(center) * 1.5 * (torch.rand_like(center) < 0.9))
-
-
-def staying(*tables: list[tuple[str, Any, tuple[int, ...]]]) -> list[Any]:
-    return cases(*([row for row in table if row[0] not in MOVING] for table in tables))
 
 
 def assert_holds(values: Tensor, zonotope: Zonotope, directions: int = 60) -> None:

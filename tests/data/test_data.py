@@ -20,7 +20,7 @@ from hypothesis.extra import numpy as hnp
 from samples import Array, Trap, arrays, idx, refused, write_folder
 
 from advibp import data
-from advibp.data import idx as idx_files
+from advibp.data.formats import idx as idx_files
 from advibp.errors import UserError
 
 in_fresh_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

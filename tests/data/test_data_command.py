@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 from rich.console import Console
-from test_catalogue import stand_in
+from stand_ins import stand_in
 from web import serve
 
 from advibp import cli, data
-from advibp.data import catalogue
-from advibp.progress import Fetching
+from advibp.data.fetch import catalogue
+from advibp.display.progress import Fetching
 
 
 def call(*words: object) -> int:

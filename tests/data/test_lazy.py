@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from advibp import data
 from advibp.data import Lazy, Loader, Split
-from advibp.data.randomness import Randomness
+from advibp.data.user_randomness import Randomness
 from advibp.errors import UserError
 
 

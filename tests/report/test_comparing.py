@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import call, halves
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from advibp.cli.compare import fitting, markdown
+from advibp.cli.compare_command import fitting, markdown
 from advibp.errors import UserError
 from advibp.report.comparing import Comparison, mcnemar, p_written
-from advibp.report.reading import read_run
 from advibp.report.sections import TableSection
+from advibp.runs.run_files import read_run
 from advibp.verify.records import Record, Verdict
-from commands import call, halves
 
 torch.set_num_threads(1)
 

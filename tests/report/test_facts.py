@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from advibp.report import facts
-from advibp.report.reading import RunFiles, read_run
+from advibp.runs.run_files import RunFiles, read_run
 from advibp.verify.radius import Radius
 
 

@@ -11,16 +11,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from commands import call
 from hypothesis import given
 from hypothesis import strategies as st
 
 from advibp.data import load
 from advibp.report.html import page_data, render, to_json, write_page
-from advibp.report.pictures import Source
-from advibp.report.reading import RunFiles, read_run
 from advibp.report.sections import ChartSection, Series, TableSection
+from advibp.report.shown_images import Source
+from advibp.runs.run_files import RunFiles, read_run
 from advibp.verify.records import RecordFile
-from commands import call
 from conftest import Browser
 
 _HOSTILE = (

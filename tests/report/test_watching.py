@@ -17,16 +17,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import call, halves
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advibp import Recipe, checkpoint, data, nets, train
-from advibp.cli import watch
-from advibp.display import HEADER, Silent
+from advibp import Recipe, data, nets, train
+from advibp.cli import watch_command
 from advibp.errors import UserError
-from advibp.report.reading import RunFiles
 from advibp.report.watching import BLOCKS, Left, Watched, is_held, left_after, phases, sparkline
-from commands import call, halves
+from advibp.runs.run_files import RunFiles
+from advibp.runs.training_display import HEADER, Silent
+from advibp.storage import checkpoint
 
 torch.set_num_threads(1)
 
@@ -216,7 +217,7 @@ def test_lines_follow_a_training_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A network of the Python interface is trained in a thread while the command watches it."""
-    monkeypatch.setattr(watch, "EVERY", 0.01)
+    monkeypatch.setattr(watch_command, "EVERY", 0.01)
     x, y = halves(150)
     np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x[:40], y_test=y[:40])
     images = data.load(str(tmp_path / "data.npz"), validation=30)

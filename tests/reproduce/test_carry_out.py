@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import call
+from small_runs import Stop, StopAt
 
-from advibp import checkpoint
 from advibp.errors import UserError
 from advibp.reproduce import Ask, Work, make
 from advibp.reproduce.wanted import MNIST, look, want
-from commands import call
-from test_runs import Stop, StopAt
+from advibp.storage import checkpoint
 
 TINY = "--scale tiny --threads 1"
 NAME = "mnist-a-ibp-0.2-2e-300n-s0"

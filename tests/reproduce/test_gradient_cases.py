@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from advibp.report.reading import RunFiles
 from advibp.reproduce.gradient_cases import CASES, Case, _over_training, solve
+from advibp.runs.run_files import RunFiles
 
 coordinate = st.floats(-10, 10)
 vector = st.tuples(coordinate, coordinate)

@@ -6,13 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from small_runs import StopAt
 
-from advibp.report.reading import Certification
 from advibp.report.sections import ChartSection, TableSection
 from advibp.reproduce import PLANS, Ask, Work, make
 from advibp.reproduce.carry_out import Measured
 from advibp.reproduce.layerwise import LAYERWISE_FIGURE
-from test_runs import StopAt
+from advibp.runs.run_files import Certification
 
 NAME = "mnist-a-advibp-0.2-2e-allx1e-300n-s0"
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from commands import call
 
-from advibp.report.reading import read_run
 from advibp.reproduce import PLANS, Ask, Work
 from advibp.reproduce.carry_out import Measured
 from advibp.reproduce.cells import error_cells
 from advibp.reproduce.wanted import CIFAR10
-from commands import call
+from advibp.runs.run_files import read_run
 
 TINY = "--scale tiny --threads 1"
 

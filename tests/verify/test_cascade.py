@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from advibp import Box, UserError, attacks, certify, checkpoint, data, nets, open_run, train
-from advibp.display import Silent
+from advibp import Box, UserError, attacks, certify, data, nets, open_run, train
 from advibp.recipe import Recipe
+from advibp.runs.training_display import Silent
+from advibp.storage import checkpoint
 from advibp.verify import Attack, Certificate, Record
 
 torch.set_num_threads(1)

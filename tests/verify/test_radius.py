@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from advibp import UserError, attacks, nets
 from advibp.data import Split
-from advibp.verify import Attack, ibp, largest_proved_eps
-from advibp.verify.lines import read_lines, to_line
+from advibp.storage.json_lines import read_lines, to_line
+from advibp.verify import Attack, ibp_margins, largest_proved_eps
 from advibp.verify.radius import Radius, curve, radii, smallest_broken_eps
 
 torch.set_num_threads(1)
@@ -32,7 +32,9 @@ def problem(seed: int, spec: str) -> tuple[nn.Module, Tensor, Tensor]:
 
 def proved(net: nn.Module, x: Tensor, y: Tensor, radius: Tensor) -> list[bool]:
     """Image by image, each at its own radius."""
-    return [bool(ibp.lower_margin(net, x[i : i + 1], y[i : i + 1], float(radius[i])) > 0) for i in range(len(x))]
+    return [
+        bool(ibp_margins.lower_margin(net, x[i : i + 1], y[i : i + 1], float(radius[i])) > 0) for i in range(len(x))
+    ]
 
 
 @settings(max_examples=15)

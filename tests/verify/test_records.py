@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from advibp import UserError
+from advibp.storage.json_lines import to_line
 from advibp.verify import Attack
-from advibp.verify.lines import to_line
 from advibp.verify.records import VERDICTS, Certificate, Record, RecordFile
 from advibp.verify.summary import summary
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from advibp import Attack, UserError, certify
-from advibp.bounds.dispatch import UnsupportedOperation
+from advibp.bounds.domain import UnsupportedOperation
 from advibp.data import Split
 from advibp.verify import largest_proved_eps
 from advibp.verify.precision import check_types

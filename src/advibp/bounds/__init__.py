@@ -1,7 +1,7 @@
 """Sets of inputs as values, and what a network makes of them."""
 
 from advibp.bounds.box import Box
-from advibp.bounds.linear import LinearBounds, crown, crown_ibp, intermediate
+from advibp.bounds.linear.crown import LinearBounds, crown, crown_ibp, intermediate
 from advibp.bounds.rounded import Rounded
 from advibp.bounds.zonotope import Zonotope
 

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias, Union
 import torch
 from torch import Tensor
 
-from advibp.bounds.dispatch import Domain, Rules, exactly, unsupported
+from advibp.bounds.domain import Domain, Rules, exactly, unsupported
 from advibp.bounds.labels import checked_labels
 from advibp.errors import UserError
 
@@ -234,4 +234,4 @@ def version_of(weight: Tensor) -> int:
     return 0 if weight.is_inference() else weight._version
 
 
-from advibp.bounds import box_rules  # noqa: E402, F401  (last: the rules need Box)
+from advibp.bounds.rules import box_rules  # noqa: E402, F401  (last: the rules need Box)

@@ -28,12 +28,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from advibp.bounds.box import Box
-from advibp.bounds.dispatch import Func, Rules, exactly, name_of, unsupported
-from advibp.bounds.entering import RELUS, entering_relus
-from advibp.bounds.nodes import map_leaves
+from advibp.bounds.domain import Func, Rules, exactly, name_of, unsupported
+from advibp.bounds.graph.nodes import map_leaves
+from advibp.bounds.graph.relu_inputs import RELUS, entering_relus
 from advibp.bounds.zonotope import RULES
 from advibp.errors import UserError
-from advibp.image_gradient import image
+from advibp.execution.image_gradient import image
 
 _EXACT = "convolution linear matmul batch_norm add sub rsub neg mul div positive pad join view same dropout metadata"
 

@@ -20,9 +20,9 @@ from torch import Tensor
 from advibp.bounds import rounding as errors
 from advibp.bounds.box import RULES as BOX_RULES
 from advibp.bounds.box import Box, margin_radius
-from advibp.bounds.box_rules import VIEWS
-from advibp.bounds.dispatch import Domain, Func, Rules, exactly, name_of, unsupported
+from advibp.bounds.domain import Domain, Func, Rules, exactly, name_of, unsupported
 from advibp.bounds.rounding import Rounding
+from advibp.bounds.rules.box_rules import VIEWS
 from advibp.bounds.zonotope import ReluBounds, Zonotope
 from advibp.errors import UserError
 

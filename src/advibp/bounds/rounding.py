@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from advibp.bounds.box import Box
-from advibp.bounds.dispatch import Func, name_of, unsupported
+from advibp.bounds.domain import Func, name_of, unsupported
 
 #: Relative error of a library function such as exp or tanh, in units u. Eight units in the last place: the libraries
 #: of torch promise one to four.

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from advibp.bounds.box import Box
-from advibp.bounds.dispatch import Domain, Rules
+from advibp.bounds.domain import Domain, Rules
 from advibp.bounds.labels import checked_labels
 from advibp.errors import UserError
 
@@ -241,4 +241,4 @@ def aligned(zonotopes: list[Zonotope], dtype: torch.dtype) -> tuple[list[Tensor]
     return laid, union
 
 
-from advibp.bounds import zonotope_rules  # noqa: E402, F401  (last: the rules need Zonotope)
+from advibp.bounds.rules import zonotope_rules  # noqa: E402, F401  (last: the rules need Zonotope)

@@ -7,20 +7,20 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from advibp.allocator import keep_freed_memory
-from advibp.cli.certify import predict_options, run_attack, run_certify, run_options
-from advibp.cli.compare import compare_options
+from advibp.cli.certify_command import predict_options, run_attack, run_certify, run_options
+from advibp.cli.compare_command import compare_options
 from advibp.cli.console import Help, Parser, one_line
-from advibp.cli.data import data_options
-from advibp.cli.export import export_options
-from advibp.cli.lists import methods_options, nets_options, recipes_options
-from advibp.cli.report import report_options
-from advibp.cli.reproduce import reproduce_options
-from advibp.cli.sweep import sweep_options
-from advibp.cli.train import train_options
-from advibp.cli.watch import watch_options
+from advibp.cli.data_command import data_options
+from advibp.cli.export_command import export_options
+from advibp.cli.list_commands import methods_options, nets_options, recipes_options
+from advibp.cli.report_command import report_options
+from advibp.cli.reproduce_command import reproduce_options
+from advibp.cli.sweep_command import sweep_options
+from advibp.cli.train_command import train_options
+from advibp.cli.watch_command import watch_options
 from advibp.errors import UserError
-from advibp.stopping import Stopped
+from advibp.execution.allocator import keep_freed_memory
+from advibp.runs.stopping import Stopped
 from advibp.version import __version__
 
 

@@ -6,8 +6,8 @@ import argparse
 import sys
 from typing import Any, NoReturn
 
-from advibp.options import integer, number
-from advibp.terminal import Terminal, printable
+from advibp.display.terminal import Terminal, printable
+from advibp.parsers import integer, number
 
 OUT = Terminal(highlight=False, width=None if sys.stdout.isatty() else 120)
 

@@ -4,11 +4,11 @@ Pixels are float32 in [0, 1], labels int64 from 0. The validation images are a f
 of the test set. Nothing here unpickles, and nothing trusts what a file's header promises.
 """
 
-from advibp.data.assemble import PARTS, from_tensors
-from advibp.data.datasets import from_datasets
+from advibp.data.assembly import PARTS, from_tensors
 from advibp.data.lazy import Lazy
-from advibp.data.loader import Loader
+from advibp.data.loaders import Loader
 from advibp.data.sets import Data, Split
 from advibp.data.sources import NAMES, load
+from advibp.data.torch_datasets import from_datasets
 
 __all__ = ["NAMES", "PARTS", "Data", "Lazy", "Loader", "Split", "from_datasets", "from_tensors", "load"]

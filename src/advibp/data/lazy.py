@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from advibp.data import items
-from advibp.data.items import Shape
-from advibp.data.randomness import Randomness, seed_all
+from advibp.data import dataset_items
+from advibp.data.dataset_items import Shape
 from advibp.data.sets import check_take
+from advibp.data.user_randomness import Randomness, seed_all
 from advibp.errors import UserError
 
 STATISTICS_IMAGES = 10_000
@@ -139,15 +139,15 @@ class _Reader(Dataset[_Read]):
         images, labels = [], []
         for row in rows:
             where = f"Item {row} of the dataset"
-            value, label = items.pair(self._item(row, where), where)
-            image = items.image(value, where)
+            value, label = dataset_items.pair(self._item(row, where), where)
+            image = dataset_items.image(value, where)
             if self.shape is not None:
-                items.check_shape(image, self.shape, where)
+                dataset_items.check_shape(image, self.shape, where)
             images.append(image)
-            labels.append(items.label(label, where))
+            labels.append(dataset_items.label(label, where))
         x = torch.stack(images) if images else torch.zeros(0, *(self.shape or ()))
         y = torch.tensor(labels, dtype=torch.int64)
-        items.check_batch(x, y, None, self.classes, lambda k: f"Item {rows[k]} of the dataset")
+        dataset_items.check_batch(x, y, None, self.classes, lambda k: f"Item {rows[k]} of the dataset")
         return x, y
 
     def _item(self, row: int, where: str) -> Any:
@@ -155,7 +155,7 @@ class _Reader(Dataset[_Read]):
         try:
             return self.dataset[row]
         except Exception as error:  # a dataset of one's own may raise anything
-            raise UserError(f"{where} cannot be read ({items.quote(error)}); mend the dataset.") from error
+            raise UserError(f"{where} cannot be read ({dataset_items.quote(error)}); mend the dataset.") from error
 
 
 def _ahead(reader: _Reader, wanted: Iterable[list[int]], workers: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -174,7 +174,9 @@ def _ahead(reader: _Reader, wanted: Iterable[list[int]], workers: int) -> Iterat
         for found in batches:
             yield _unless_failed(found)
     except RuntimeError as error:
-        raise UserError(f"A worker that reads the dataset ended ({items.quote(error)}); use fewer workers.") from error
+        raise UserError(
+            f"A worker that reads the dataset ended ({dataset_items.quote(error)}); use fewer workers."
+        ) from error
     finally:
         del batches  # ends the workers now: the garbage collector would wait for them in vain, ten seconds long
 

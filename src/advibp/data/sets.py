@@ -14,7 +14,7 @@ from advibp.errors import UserError
 
 if TYPE_CHECKING:
     from advibp.data.lazy import Lazy
-    from advibp.data.loader import Loader
+    from advibp.data.loaders import Loader
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
-from advibp.data import cifar, folders, idx, npz, svhn
-from advibp.data.assemble import Array, assemble, is_int
+from advibp.data.assembly import Array, assemble, is_int
+from advibp.data.formats import cifar, idx, image_folders, npz, svhn
 from advibp.data.sets import Data
 from advibp.errors import UserError
 
@@ -70,8 +70,8 @@ def _read_named(
 ) -> _Read:
     if name == "mnist":
         _refuse_size(size, name)
-        return idx.read_folder(resources.files("advibp").joinpath(name)), None
-    from advibp.data import catalogue  # here, as it brings what fetching needs, and most runs fetch nothing
+        return idx.read_folder(resources.files("advibp").joinpath("data", name)), None
+    from advibp.data.fetch import catalogue  # here, as it brings what fetching needs, and most runs fetch nothing
 
     arrays, found = _read_folder(catalogue.locate(name, root, fetch, progress), size or _SIZES.get(name))
     return arrays, tuple(_CLASSES[name].split(", ")) if name in _CLASSES else found
@@ -120,8 +120,8 @@ def _recognised(folder: Path, size: int | None) -> _Read | None:
     if svhn.recognise(folder):
         _refuse_size(size, folder)
         return svhn.read(folder), None
-    if listing := folders.recognise(folder):
-        return folders.read(listing, size)
+    if listing := image_folders.recognise(folder):
+        return image_folders.read(listing, size)
     return None
 
 

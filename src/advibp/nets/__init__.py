@@ -1,12 +1,12 @@
 """Networks by name or in the paper's words, and networks of one's own. Knows only torch."""
 
 from advibp.nets.building import build
-from advibp.nets.initial import Init, ibp_init
+from advibp.nets.initialization import Init, ibp_init
+from advibp.nets.layer_table import Row, describe, summary
 from advibp.nets.layers import Normalize, Residual
-from advibp.nets.own import from_file
-from advibp.nets.rows import Row, describe, summary
 from advibp.nets.structures import FC, PAPER, STRUCTURES, Conv, Res, grammar, is_known, parse
-from advibp.own import is_own
+from advibp.nets.user_networks import from_file
+from advibp.user_code import is_own
 
 __all__ = [
     "FC",

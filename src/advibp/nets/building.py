@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from advibp.errors import UserError
-from advibp.nets.initial import Init, ibp_init
+from advibp.nets.initialization import Init, ibp_init
 from advibp.nets.layers import Normalize, Residual
 from advibp.nets.structures import FC, Conv, Layer, Res, parse
 

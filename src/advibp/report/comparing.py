@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from advibp.display.terminal import printable
 from advibp.errors import UserError
 from advibp.report.naming import names_of
-from advibp.report.reading import Certification, Errors, RunFiles
 from advibp.report.sections import TableSection
 from advibp.report.watching import epochs_of
-from advibp.terminal import printable
+from advibp.runs.run_files import Certification, Errors, RunFiles
 
 #: More runs than this are rows, not columns.
 COLUMNS = 4

@@ -9,7 +9,7 @@ from numbers import Real
 from statistics import median
 from typing import Any
 
-from advibp.report.reading import Certification, Errors, RunFiles
+from advibp.runs.run_files import Certification, Errors, RunFiles
 from advibp.verify.radius import Radius, curve
 from advibp.verify.records import Certificate, Record
 

@@ -20,12 +20,12 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from advibp import checkpoint
 from advibp.report import facts
 from advibp.report.naming import names_of
-from advibp.report.pictures import Source, show
-from advibp.report.reading import RunFiles
 from advibp.report.sections import Section, TableSection
+from advibp.report.shown_images import Source, show
+from advibp.runs.run_files import RunFiles
+from advibp.storage import checkpoint
 from advibp.version import __version__
 
 _SCRIPTS = ("base.js", "tables.js", "figures.js", "pictures.js", "page.js")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from advibp.display.terminal import printable
 from advibp.errors import UserError
-from advibp.report.reading import RunFiles
-from advibp.terminal import printable
+from advibp.runs.run_files import RunFiles
 
 
 def names_of(runs: Sequence[RunFiles]) -> list[str]:

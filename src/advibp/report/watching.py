@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
 
-from advibp import checkpoint
 from advibp.errors import UserError
-from advibp.report.reading import RunFiles, read_run
+from advibp.runs.run_files import RunFiles, read_run
+from advibp.storage import checkpoint
 
 #: A run stands still when it has no new epoch for this many times the usual time, and no process holds its folder.
 PATIENCE = 5

@@ -9,7 +9,7 @@ from advibp.report.sections import Section, TableSection
 from advibp.reproduce.carry_out import Measured
 from advibp.reproduce.plan import Plan
 from advibp.reproduce.wanted import MNIST, Ask, Wanted, look, want
-from advibp.sweep import Changes, combined, table
+from advibp.runs.sweep import Changes, combined, table
 
 _EPS = 0.3
 

@@ -18,19 +18,20 @@ import torch
 from torch import nn
 
 from advibp.data import Data
-from advibp.data.catalogue import ROWS
-from advibp.display import Display, Silent
+from advibp.data.fetch.catalogue import ROWS
 from advibp.errors import UserError
-from advibp.folder import WHERE, RunFolder
 from advibp.recipe import Recipe
-from advibp.report.reading import Certification, Errors, RunFiles, read_run, weights_in
 from advibp.reproduce.wanted import SETTINGS, Ask, Look, Wanted
 from advibp.runs import open_run
-from advibp.sweep import Loaded, examined, trained
+from advibp.runs.resuming import WHERE, recipe_of
+from advibp.runs.run_files import Certification, Errors, RunFiles, read_run
+from advibp.runs.sweep import Loaded, examined, trained
+from advibp.runs.training_display import Display, Silent
+from advibp.storage.run_folder import RunFolder
 from advibp.training import resolve_device
-from advibp.verify.provers import in_order
+from advibp.verify.verifiers import in_order
 
-#: What runs that are one and the same may differ in. A run may be resumed with its data elsewhere; here data tell runs.
+#: Recipe keys that are ignored when matching an existing run. Unlike when a run is resumed, data must be the same.
 _WHERE = tuple(key for key in WHERE if key != "data")
 How = Literal["reuse", "certify", "copy", "partial", "continue", "train"]
 
@@ -104,7 +105,7 @@ class Work:
         elsewhere = [folder for folder, keys in self._elsewhere if not _differs(keys, wanted.recipe)]
         mine = [own] if own.exists else []
         for folder in mine:
-            if key := _differs(folder.recipe().as_dict(), wanted.recipe):
+            if key := _differs(recipe_of(folder).as_dict(), wanted.recipe):
                 raise UserError(f"{own.path} holds a run with another {key} than is wanted; choose another --out.")
         for folder in (*mine, *elsewhere):
             if _ended(folder) and all(self._seen(folder.path, look, wanted.recipe) for look in wanted.looks):
@@ -159,7 +160,7 @@ class Work:
                 raise UserError(f"{folder} is no folder; --reuse takes folders whose sub-folders are runs.")
             for run in _runs_in(folder):
                 try:
-                    found.append((run, run.recipe().as_dict()))
+                    found.append((run, recipe_of(run).as_dict()))
                 except UserError as error:
                     self.tell(f"passed over: {error}")
         return found
@@ -170,7 +171,7 @@ class Work:
         asked = look.examination
         answers = (
             said is not None
-            and said.get("weights", "") in ("", weights_in(path, look.stage) or said.get("weights"))
+            and said.get("weights", "") in ("", RunFolder(path).weights(look.stage) or said.get("weights"))
             and set(in_order(asked.by)) <= set(said["by"])
             and (len(said["by"]) == 1 or "flow" in said)
             and said["attack"] == str(asked.attack)
@@ -302,7 +303,7 @@ def check_kept(wanted: Sequence[Wanted], folder: Path) -> None:
     """Refuse, before anything is trained, a folder in which another run has the name of one that will be kept."""
     for one in wanted:
         there = RunFolder(folder / one.name)
-        if there.exists and (key := _differs(there.recipe().as_dict(), one.recipe)):
+        if there.exists and (key := _differs(recipe_of(there).as_dict(), one.recipe)):
             raise UserError(f"{there.path} holds a run with another {key}; give another folder to --keep.")
 
 

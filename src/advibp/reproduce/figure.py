@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from advibp import checkpoint
 from advibp.report.sections import ChartSection, Series
+from advibp.storage import checkpoint
 
 
 def installed() -> bool:

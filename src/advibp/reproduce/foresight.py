@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from advibp.data.catalogue import ROWS
-from advibp.display import clock
-from advibp.estimate import pass_seconds, predicted_seconds, stand_in
+from advibp.data.fetch.catalogue import ROWS
 from advibp.recipe import Recipe
 from advibp.report.sections import TableSection
 from advibp.reproduce.carry_out import Found, Work
 from advibp.reproduce.plans import plan_of
 from advibp.reproduce.wanted import Wanted, told
 from advibp.runs import first_net
+from advibp.runs.estimate import pass_seconds, predicted_seconds, stand_in
+from advibp.runs.training_display import clock
 from advibp.training import Training
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from advibp.report.reading import RunFiles
 from advibp.report.sections import ChartSection, Section, Series, TableSection
 from advibp.reproduce.carry_out import Measured, finished_runs
 from advibp.reproduce.plan import Plan
 from advibp.reproduce.wanted import Ask
+from advibp.runs.run_files import RunFiles
 from advibp.weighting import Moments, Weights, combine
 
 

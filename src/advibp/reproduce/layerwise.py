@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from advibp import nets
-from advibp.data.catalogue import find
+from advibp.data.fetch.catalogue import find
 from advibp.report.sections import ChartSection, Section, Series, TableSection
 from advibp.reproduce.carry_out import Measured
 from advibp.reproduce.cells import notes, spread
 from advibp.reproduce.plan import Plan
 from advibp.reproduce.published import DATA
 from advibp.reproduce.wanted import CIFAR10, FIGURE_RADII, MNIST, Ask, Setting, Wanted, look, told, want
-from advibp.stages import Stages
+from advibp.training.stages import Stages
 
 _MODELS = ("dm-small", "dm-medium", "dm-large")
 _FIRST = 2  # stages in which the paper sees most of the gain

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from advibp import checkpoint
-from advibp.folder import hardware
+from advibp.execution.hardware import hardware
 from advibp.report.html import write_page
-from advibp.report.reading import RunFiles
 from advibp.report.sections import ChartSection, Section, TableSection
-from advibp.report.tables import as_csv, latex, markdown
+from advibp.report.table_formats import as_csv, latex, markdown
 from advibp.reproduce import figure
 from advibp.reproduce.carry_out import Measured, Work, check_kept, keep
 from advibp.reproduce.cells import runs_table
 from advibp.reproduce.plans import plan_of
+from advibp.runs.run_files import RunFiles
+from advibp.storage import checkpoint
 
 
 @dataclass(frozen=True)

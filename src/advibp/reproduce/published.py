@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from advibp.options import number
+from advibp.parsers import number
 
 #: What the paper calls our methods and data.
 METHODS = {"advibp": "AdvIBP", "advcrown-ibp": "AdvCROWN-IBP", "crown-ibp": "CROWN-IBP", "fixed": "fixed weights"}

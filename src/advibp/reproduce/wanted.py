@@ -12,9 +12,9 @@ from advibp import nets
 from advibp.errors import UserError
 from advibp.methods import METHODS
 from advibp.recipe import Recipe, read
-from advibp.sweep import Examination
+from advibp.runs.sweep import Examination
 from advibp.verify import Attack
-from advibp.verify.provers import SEARCHES
+from advibp.verify.verifiers import SEARCHES
 
 T = TypeVar("T")
 

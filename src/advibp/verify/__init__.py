@@ -1,7 +1,7 @@
 """Proofs and counterexamples, image by image."""
 
-from advibp.verify.attack import Attack
-from advibp.verify.certifying import certify
+from advibp.verify.attack_options import Attack
+from advibp.verify.certification import certify
 from advibp.verify.radius import largest_proved_eps
 from advibp.verify.records import Certificate, Record
 

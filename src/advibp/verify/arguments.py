@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from advibp.checks import check_eps, named, shortened
 from advibp.data import Data, Lazy, Split
-from advibp.data.datasets import from_loader
+from advibp.data.torch_datasets import from_loader
 from advibp.errors import UserError
+from advibp.verify.argument_checks import check_eps, named, shortened
 
 USAGE = "certify(net, images, eps) or certify(net, x, y, eps)"
 

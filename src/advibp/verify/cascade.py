@@ -17,16 +17,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from advibp import checkpoint, door
 from advibp.bounds import Box
-from advibp.bounds.kinks import Kinks
-from advibp.bounds.linear import LinearBounds
+from advibp.bounds.linear.crown import LinearBounds
+from advibp.bounds.linear.kinks import Kinks
 from advibp.bounds.rounded import Rounded
 from advibp.errors import UserError
-from advibp.verify.attack import Attack
-from advibp.verify.provers import PROVERS, SEARCHES, Proof
-from advibp.verify.question import PROVED, Question
+from advibp.execution.own_copy import run_on_copy
+from advibp.storage import checkpoint
+from advibp.verify.attack_options import Attack
+from advibp.verify.exact.question import PROVED, Question
 from advibp.verify.records import Arithmetic, Record, Verdict
+from advibp.verify.verifiers import PROVERS, SEARCHES, Proof
 
 #: Provers that cost less than an attack come before it.
 _BEFORE_ATTACK = ("ibp", "crown-ibp")
@@ -115,7 +116,7 @@ class Cascade:
     def _look(self, batch: _Batch) -> list[int]:
         """The classes that the network predicts; what is wrong without any change is over."""
         with batch.timed():
-            logits = door.run(self.net, batch.x)
+            logits = run_on_copy(self.net, batch.x)
             finite, right = logits.isfinite().all(1), logits.argmax(1) == batch.y
         check_labels(batch.y, logits.shape[1])
         batch.decide(~finite, "error", "clean")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from advibp.bounds.dispatch import is_low
+from advibp.bounds.domain import is_low
 from advibp.errors import UserError
 
 

@@ -11,22 +11,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from advibp import checkpoint, door
 from advibp.bounds import Box
 from advibp.bounds.rounded import Rounded
-from advibp.checks import check_callable, check_folder, check_net, check_whole, is_finite, make_folder, shortened
+from advibp.display.progress import Counting
 from advibp.errors import UserError
-from advibp.modes import modes_kept
-from advibp.progress import Counting
+from advibp.execution.modes import modes_kept
+from advibp.execution.own_copy import run_on_copy
+from advibp.storage import checkpoint
+from advibp.storage.json_lines import Fields, read_lines, to_line
+from advibp.verify.argument_checks import (
+    check_callable,
+    check_folder,
+    check_net,
+    check_whole,
+    is_finite,
+    make_folder,
+    shortened,
+)
 from advibp.verify.arguments import Images, readable
-from advibp.verify.attack import Attack, check_attack
+from advibp.verify.attack_options import Attack, check_attack
 from advibp.verify.cascade import chance
-from advibp.verify.certifying import Progress, arithmetic_of, check, fingerprints, weights_of
-from advibp.verify.lines import Fields, read_lines, to_line
+from advibp.verify.certification import Progress, arithmetic_of, check, fingerprints, weights_of
 from advibp.verify.precision import full_precision
-from advibp.verify.provers import PROVERS, Proof, in_order
 from advibp.verify.records import ARITHMETICS
 from advibp.verify.selftest import check_function
+from advibp.verify.verifiers import PROVERS, Proof, in_order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +230,7 @@ def _measure(
 ) -> list[dict[str, Any]]:
     device = next(net.parameters()).device
     x, y = x.to(device), y.to(device)
-    logits = door.run(net, x)
+    logits = run_on_copy(net, x)
     predicted = torch.where(logits.isfinite().all(1), logits.argmax(1), -1)
     right = torch.nonzero(predicted == y).flatten()
     proved = torch.zeros(len(x), dtype=x.dtype, device=device)

@@ -10,9 +10,9 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from advibp import checkpoint
-from advibp.verify.attack import Attack, Kind
-from advibp.verify.lines import Fields, parse_line, to_line
+from advibp.storage import checkpoint
+from advibp.storage.json_lines import Fields, parse_line, to_line
+from advibp.verify.attack_options import Attack, Kind
 
 Verdict = Literal["robust", "falsified", "misclassified", "unknown", "timeout", "error"]
 #: What a proof is about: every evaluation of the network in a type, or the network of real numbers that its weights

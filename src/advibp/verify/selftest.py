@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from advibp import door
 from advibp.bounds import Box
-from advibp.bounds.dispatch import FULL_PRECISION, Func, is_low, name_of, unsupported
-from advibp.bounds.nodes import leaves_of
+from advibp.bounds.domain import FULL_PRECISION, Func, is_low, name_of, unsupported
+from advibp.bounds.graph.nodes import leaves_of
 from advibp.errors import UserError
+from advibp.execution.own_copy import run_on_copy
+from advibp.verify.exact.question import doubled, like
 from advibp.verify.precision import autocasts
-from advibp.verify.question import doubled, like
 
 #: Images that are looked at, besides one of noise.
 FEW = 3
@@ -114,7 +114,7 @@ def _strided(net: nn.Module, x: Tensor) -> Tensor | None:
 
 def _logits(net: nn.Module, x: Tensor) -> Tensor:
     try:
-        logits = door.run(net, x)
+        logits = run_on_copy(net, x)
     except UserError:
         raise
     except Exception as error:  # a network of one's own may raise anything
@@ -141,7 +141,7 @@ def _escapes(net: nn.Module, x: Tensor, within: Range) -> bool:
     for radius in RADII:
         box = Box.ball(x, radius, within)
         try:
-            bounds = door.run(net, box)
+            bounds = run_on_copy(net, box)
         except Exception:  # a network of one's own may raise anything, and will do so again
             return False
         points = _points(box) if radius else x

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from advibp.verify.attack import Attack
+from advibp.verify.attack_options import Attack
 from advibp.verify.records import Certificate, place
 
 

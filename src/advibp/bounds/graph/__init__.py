@@ -1,0 +1,1 @@
+"""A module recorded as a graph of torch calls."""

@@ -1,0 +1,1 @@
+"""Linear bounds by a backward pass over a recorded graph."""

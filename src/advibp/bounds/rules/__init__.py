@@ -1,0 +1,1 @@
+"""The rules of each set: what every torch operation does to it."""

@@ -1,0 +1,105 @@
+"""What a Dataset or DataLoader of one's own may give: images and labels, checked one by one and named when wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from advibp.data.assembly import MAX_CLASSES
+from advibp.errors import UserError
+
+Shape = tuple[int, int, int]
+Name = Callable[[int], str]  # what the k-th image of a batch is called in an error
+
+_NORMALISED = "leave its mean and std to the network (nets.build(..., mean=..., std=...))"
+
+
+def image(value: Any, where: str) -> Tensor:
+    """A tensor, array or PIL image -> float32 (C, H, W), uint8 divided by 255; its range is not yet checked."""
+    x = _tensor(value, where)
+    if x.dim() == 2:
+        x = x[None]
+    if x.dim() != 3 or 0 in x.shape:
+        raise UserError(f"{where} has an image of shape {tuple(x.shape)}; expected (C, H, W) or (H, W).")
+    if isinstance(value, np.ndarray) and x.shape[0] not in (1, 3, 4) and x.shape[2] in (1, 3, 4):
+        raise UserError(f"{where} has an image of shape {tuple(x.shape)}, colours last; expected (C, H, W).")
+    return scaled(x, where)
+
+
+def scaled(x: Tensor, where: str) -> Tensor:
+    if x.dtype == torch.uint8:
+        return x.float() / 255
+    if not x.is_floating_point():
+        raise UserError(f"{where} has pixels of type {x.dtype}; expected uint8 from 0 to 255 or floats in [0, 1].")
+    return x.detach().float()
+
+
+def _tensor(value: Any, where: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, Image.Image):
+        if value.mode[0] in "IF":
+            raise UserError(f"{where} has more than 8 bits a pixel; convert it to 8 bits first.")
+        grey = value.mode in ("1", "L", "LA")
+        pixels = np.array(value.convert("L" if grey else "RGB"))
+        return torch.from_numpy(pixels if grey else pixels.transpose(2, 0, 1))
+    if isinstance(value, np.ndarray):
+        try:
+            return torch.tensor(value)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{where} has an image of type {value.dtype}; expected uint8 or floats.") from error
+    raise UserError(f"{where} has a {type(value).__name__} for an image; expected a tensor, an array or a PIL image.")
+
+
+def label(value: Any, where: str) -> int:
+    if isinstance(value, Tensor | np.ndarray | np.generic) and value.ndim == 0:
+        value = value.item()
+    if not isinstance(value, int) or isinstance(value, bool):
+        shown = f"a {type(value).__name__}" if not isinstance(value, float) else repr(value)
+        raise UserError(f"{where} has {shown} for a label; expected an integer from 0.")
+    if not 0 <= value < MAX_CLASSES:
+        raise UserError(f"{where} has the label {value}; expected 0 to {MAX_CLASSES - 1}.")
+    return value
+
+
+def pair(value: Any, where: str) -> tuple[Any, Any]:
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise UserError(f"{where} is a {type(value).__name__}; expected a pair (image, label).")
+    return value[0], value[1]
+
+
+def check_shape(x: Tensor, shape: Shape, where: str) -> None:
+    if tuple(x.shape) != shape:
+        raise UserError(
+            f"{where} has an image of shape {tuple(x.shape)}, the first one had {shape}; give all one size."
+        )
+
+
+def check_batch(x: Tensor, y: Tensor, shape: Shape | None, classes: int | None, name: Name) -> None:
+    """All images (B, C, H, W) of the one ``shape``, with pixels in [0, 1], all labels of ``classes``."""
+    if shape is not None:
+        check_shape(x[0], shape, name(0))
+    good = ((x >= 0) & (x <= 1)).flatten(1).all(dim=1)  # NaN compares false
+    if not good.all():
+        k = int(good.int().argmin())
+        if not x[k].isfinite().all():
+            raise UserError(f"{name(k)} holds NaN or infinite pixels; every pixel must lie in [0, 1].")
+        low, high = float(x[k].min()), float(x[k].max())
+        raise UserError(f"{name(k)} has pixels from {low:g} to {high:g}; scale them to [0, 1], and {_NORMALISED}.")
+    known = (y >= 0) & (y < (classes or MAX_CLASSES))
+    if not known.all():
+        k = int(known.int().argmin())
+        raise UserError(f"{name(k)} has the label {int(y[k])}; expected 0 to {(classes or MAX_CLASSES) - 1}.")
+
+
+def quote(error: BaseException) -> str:
+    """An exception in one line. One that comes from a worker process brings a traceback, and ends with itself."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines and "Traceback" in str(error):
+        return lines[-1]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

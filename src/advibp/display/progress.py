@@ -1,0 +1,86 @@
+"""Progress over images or bytes: a bar on a terminal, anywhere else a plain line every few seconds."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any, Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from advibp.display.terminal import Terminal
+
+# What is done sooner needs no progress.
+_PATIENCE = 2.0
+
+
+class Counting:
+    """Call `progress(eps, done, total)` now and then; what takes less than two seconds stays silent."""
+
+    def __init__(self, verb: str, console: Console | None = None) -> None:
+        self.verb, self.console = verb, console or Terminal(stderr=True, highlight=False)
+        self.bar = Progress(console=self.console, transient=True)
+        self.tasks: dict[float, TaskID] = {}
+        self.last_line = time.perf_counter()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.tasks:  # a bar that never started would print an empty line
+            self.bar.stop()
+
+    def progress(self, eps: float, done: int, total: int, counts: Counter[str] | None = None) -> None:
+        """`counts`: how many images have each verdict so far."""
+        so_far = "".join(f", {number} {verdict}" for verdict, number in (counts or {}).items())
+        now = time.perf_counter()
+        if now - self.last_line < _PATIENCE and not self.tasks:
+            return
+        if not self.console.is_terminal:
+            if now - self.last_line >= _PATIENCE:
+                self.last_line = now
+                self.console.print(f"{self.verb}, eps {eps:g}: {done} of {total} images{so_far}", soft_wrap=True)
+            return
+        self.bar.start()
+        if eps not in self.tasks:
+            self.tasks[eps] = self.bar.add_task(f"{self.verb}, eps {eps:g}", total=total)
+        self.bar.update(self.tasks[eps], completed=done, description=f"{self.verb}, eps {eps:g}{so_far}")
+
+
+class Fetching:
+    """Call `progress(what, done, total)` now and then, in bytes; without a total, ``what`` is told once and at once."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Terminal(stderr=True, highlight=False)
+        columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+        self.bar = Progress(*columns, console=self.console, transient=True)
+        self.what, self.task = "", TaskID(-1)
+        self.last_line = time.perf_counter()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.what and self.console.is_terminal:
+            self.bar.stop()
+
+    def progress(self, what: str, done: int, total: int | None) -> None:
+        if self.console.is_terminal:
+            self._draw(what, done, total)
+        elif total is None and what != self.what:
+            self.console.print(what, markup=False, soft_wrap=True)
+        elif total is not None and time.perf_counter() - self.last_line >= _PATIENCE:
+            self.last_line = time.perf_counter()
+            self.console.print(f"{what}: {done / 1e6:.1f} of {total / 1e6:.1f} MB", markup=False, soft_wrap=True)
+        self.what = what
+
+    def _draw(self, what: str, done: int, total: int | None) -> None:
+        """One bar at a time: the next thing takes the place of the last."""
+        if what != self.what:
+            if self.what:
+                self.bar.remove_task(self.task)
+            self.task = self.bar.add_task(escape(what), total=total)
+            self.bar.start()
+        self.bar.update(self.task, completed=done, total=total)

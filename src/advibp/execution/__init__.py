@@ -1,0 +1,1 @@
+"""How a user's module is run: input copies, modes, BatchNorm statistics, memory, seeds."""

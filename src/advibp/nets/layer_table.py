@@ -1,0 +1,55 @@
+"""A network layer by layer, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from advibp.execution.modes import modes_kept
+from advibp.nets.building import checked_shape
+from advibp.nets.structures import Conv
+
+
+class Row(NamedTuple):
+    """One line of `summary`."""
+
+    layer: str
+    shape: tuple[int, ...]
+    parameters: int
+
+
+def summary(net: nn.Module, input_shape: Sequence[int] = (1, 28, 28)) -> list[Row]:
+    """One row per layer that ``net`` calls, in the order of the calls; shapes are without the batch."""
+    rows: list[Row] = []
+
+    def note(module: nn.Module, inputs: Any, output: Any) -> None:
+        shape = tuple(output.shape[1:]) if isinstance(output, Tensor) else ()
+        rows.append(Row(describe(module), shape, sum(p.numel() for p in module.parameters())))
+
+    layers = [m for m in net.modules() if not list(m.children()) and type(m) is not nn.Sequential]
+    hooks = [m.register_forward_hook(note) for m in layers]
+    like = next(net.parameters(), torch.empty(0))
+    try:
+        with modes_kept(net), torch.no_grad():  # eval: a dry run must not touch BatchNorm's statistics
+            net.eval()(torch.zeros(1, *checked_shape(input_shape), dtype=like.dtype, device=like.device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return rows
+
+
+def describe(layer: nn.Module) -> str:
+    """A layer in the grammar's words where it has some."""
+    if isinstance(layer, nn.Linear):
+        return f"FC {layer.out_features}"
+    if isinstance(layer, nn.Conv2d):
+        height, width = layer.kernel_size
+        text = str(Conv(layer.out_channels, width, height, layer.stride[0]))
+        if layer.padding in ((0, 0), "valid"):
+            return text
+        even = isinstance(layer.padding, tuple) and len(set(layer.padding)) == 1
+        return f"{text}p{layer.padding[0]}" if even else f"{text} padding {layer.padding}"
+    return type(layer).__name__

@@ -1,0 +1,5 @@
+"""Runs: train into a folder, resume, open, sweep; what a person sees meanwhile."""
+
+from advibp.runs.training_runs import Run, first_net, open_run, open_with_facts, train
+
+__all__ = ["Run", "first_net", "open_run", "open_with_facts", "train"]

@@ -1,0 +1,1 @@
+"""Files: atomic writes, checkpoints, weights, lines of JSON, TensorBoard events. Knows plain data and tensors alone."""

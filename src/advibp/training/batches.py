@@ -1,0 +1,70 @@
+"""The batches of a training, in an order that follows from the seed and the epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from advibp.data import Data, Lazy, Loader, Split
+from advibp.data.augment import augment
+from advibp.execution.seeds import mix
+from advibp.recipe import Recipe
+from advibp.storage import checkpoint
+
+
+class Feed:
+    """Training images on their way to the device; those in memory go there once, and batches are taken by index."""
+
+    def __init__(self, data: Data, recipe: Recipe, device: torch.device) -> None:
+        self.images: Split | Lazy | Loader = data.train
+        self.recipe, self.device = recipe, device
+        self._examples: dict[int, tuple[Tensor, Tensor]] = {}
+        if isinstance(self.images, Split):
+            self.images = Split(self.images.x.to(device), self.images.y.to(device))
+        if isinstance(self.images, Loader):
+            self.batch_size, self.steps_per_epoch = self.images.batch_size, len(self.images)
+        else:
+            self.batch_size = min(recipe.batch_size, len(self.images))
+            # The remainder of an epoch is left out: the data order differs in each, so every image has its turn.
+            self.steps_per_epoch = len(self.images) // self.batch_size
+
+    def example(self, count: int) -> tuple[Tensor, Tensor]:
+        """The first images and labels, to look at the network with; read once."""
+        if count not in self._examples:
+            if isinstance(self.images, Loader):
+                x, y = next(self.images.batches(0))
+            else:
+                x, y = self.images.batch(torch.arange(min(count, len(self.images))))
+            self._examples[count] = x[:count].to(self.device), y[:count].to(self.device)
+        return self._examples[count]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of a part of the images, which tells one data set from another."""
+        return checkpoint.fingerprint(self.images.sample())
+
+    def order(self, epoch: int) -> Tensor:
+        """The images of an epoch (counted from 0) in the order in which they are seen."""
+        generator = torch.Generator().manual_seed(mix(self.recipe.seed, 2, epoch))
+        return torch.randperm(len(self.images), generator=generator)
+
+    def batches(self, epoch: int, begin: int, end: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches `begin` to `end` of an epoch, augmented."""
+        for k, (x, y) in enumerate(self._taken(epoch, begin, end), begin):
+            x, y = x.to(self.device), y.to(self.device)
+            if self.recipe.flip or self.recipe.crop:
+                seed = mix(self.recipe.seed, 3, epoch * self.steps_per_epoch + k)
+                chance = torch.Generator().manual_seed(seed)
+                x = augment(x, flip=self.recipe.flip, crop=self.recipe.crop, generator=chance)
+            yield x, y
+
+    def _taken(self, epoch: int, begin: int, end: int) -> Iterator[tuple[Tensor, Tensor]]:
+        seed = mix(self.recipe.seed, 4, epoch)
+        if isinstance(self.images, Loader):
+            whole = self.images.batches(seed)
+            return (batch for k, batch in enumerate(whole) if begin <= k < end)
+        order = self.order(epoch).to(self.device if isinstance(self.images, Split) else "cpu")
+        return self.images.batches(list(order.split(self.batch_size))[begin:end], seed=seed)

@@ -1,0 +1,125 @@
+"""Arguments of the Python interface that several functions take: each mistake is one sentence."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from advibp.errors import UserError
+from advibp.parsers import number
+
+
+def check_net(net: Any, other: Any, usage: str) -> nn.Module:
+    """The network, if it is one that can be run.
+
+    Args:
+        net: what was given in the place of the network.
+        other: what was given after it, to tell whether the two were swapped.
+        usage: how the function is called.
+    """
+    if not isinstance(net, nn.Module):
+        if isinstance(other, nn.Module):
+            raise UserError(f"The network comes first, and the images after it: call {usage}.")
+        kind = f"the class {net.__name__}, not an instance of it" if isinstance(net, type) else named(net)
+        raise UserError(f"The network is {kind}, but must be an nn.Module: call {usage}.")
+    tensors = [*net.parameters(), *net.buffers()]
+    if any(is_lazy(tensor) for tensor in tensors):
+        raise UserError("The network has lazy layers without weights; call it on one batch of images first.")
+    if any(tensor.is_meta for tensor in tensors):
+        raise UserError("The network is on the meta device, where it has no weights; load them onto a real device.")
+    return net
+
+
+def check_eps(eps: Any) -> float:
+    """A radius in (0, 1]: a number, a tensor of one number, or a text such as 8/255."""
+    value = eps
+    if isinstance(value, Tensor) and value.dim() == 0 and not value.is_meta and value.dtype != torch.bool:
+        value = value.item()
+    try:
+        if isinstance(value, str):
+            return float(number(0, 1, above=True)(value))
+        if _is_number(value) and 0 < value <= 1:
+            return float(value)
+    except ValueError:
+        pass
+    shown = value if _is_number(value) else shortened(eps)
+    raise UserError(f"eps is {shown}, but must be a number in (0, 1]: a radius in pixels, such as 0.3 or 8/255.")
+
+
+def check_whole(name: str, value: Any, least: int | None = None) -> int:
+    """A whole number, at least `least` if that is given; of numpy or a tensor too, but no bool."""
+    try:
+        whole = None if _is_bool(value) else operator.index(value)
+    except TypeError:
+        whole = None
+    if whole is None or (least is not None and whole < least):
+        bound = "" if least is None else f" of at least {least}"
+        raise UserError(f"{name} is {shortened(value)}, but must be a whole number{bound}.")
+    return whole
+
+
+def check_seconds(name: str, value: Any, what: str) -> float:
+    """A number of seconds above 0; infinity is allowed."""
+    if not _is_number(value) or not value > 0:
+        raise UserError(f"{name} is {shortened(value)}, but must be {what}: a number above 0.")
+    return float(value)
+
+
+def check_folder(name: str, value: Any) -> Path | None:
+    """A folder, which need not exist, but can be made; None for none."""
+    if value is None:
+        return None
+    path = check_path(name, value)
+    for part in (path, *path.parents):
+        if part.exists() and not part.is_dir():
+            raise UserError(f"{name} is {path}, but {part} is a file; give the path of a folder.")
+    return path
+
+
+def check_path(name: str, value: Any) -> Path:
+    if not isinstance(value, str | os.PathLike) or "\0" in os.fsdecode(value):
+        raise UserError(f"{name} is {shortened(value)}, but must be a path.")
+    return Path(value)
+
+
+def make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{path} can't be made ({error.strerror}); choose another folder.") from None
+
+
+def check_callable(name: str, value: Any, usage: str) -> None:
+    if value is not None and not callable(value):
+        raise UserError(f"{name} is {shortened(value)}, but must be a function, called as {usage}, or None.")
+
+
+def named(value: Any) -> str:
+    """The kind of a value, for a sentence: a list, None, a Tensor."""
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def shortened(value: Any) -> str:
+    """A value as it is written in Python, in one line of at most 60 characters."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def is_finite(value: Any) -> bool:
+    return _is_number(value) and math.isfinite(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not _is_bool(value)
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool) or getattr(value, "dtype", None) in (torch.bool, bool)

@@ -1,0 +1,49 @@
+"""An attack on every image, proved ones too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from advibp.execution.own_copy import run_on_copy
+from advibp.verify.arguments import Images
+from advibp.verify.attack_options import Attack
+from advibp.verify.cascade import chance
+from advibp.verify.certification import Progress
+
+
+@dataclass(frozen=True)
+class Attacks:
+    """x_adv (N, ...), each image where it is worst; which are misclassified there (N,), and which as they are (N,)."""
+
+    x_adv: Tensor
+    broken: Tensor
+    wrong: Tensor
+
+
+def attack_all(
+    net: nn.Module,
+    images: Images,
+    eps: float,
+    attack: Attack,
+    *,
+    batch_size: int = 500,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Attacks:
+    """The same random starts as in certifying: they follow from the seed, the image's number and eps."""
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    device = next(net.parameters()).device
+    for start in range(0, len(images), batch_size):
+        x, y = images.batch(torch.arange(start, min(start + batch_size, len(images))))
+        x, y = x.to(device), y.to(device)
+        attacked = attack(net, x, y, eps, [chance(seed, i, eps) for i in range(start, start + len(x))])
+        with torch.no_grad():
+            wrong = run_on_copy(net, x).argmax(1) != y
+        attacked.x_adv[wrong] = x[wrong]  # x itself lies in the set
+        found.append((attacked.x_adv.cpu(), (attacked.broken | wrong).cpu(), wrong.cpu()))
+        if progress:
+            progress(eps, start + len(x), len(images))
+    return Attacks(*(torch.cat(parts) for parts in zip(*found, strict=True)))

@@ -1,0 +1,1 @@
+"""Exact answers: branch and bound, mixed integer programs, RefineZono."""

@@ -1,0 +1,67 @@
+"""Exact answers by mixed integer linear programming: one program for the network, one objective for each margin.
+
+The most promising conjunction comes first, the one that linear bounds are furthest from excluding: a counterexample
+ends the search. The big-M of every kink come from the tightest bounds that CROWN finds.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+
+import torch
+
+from advibp.bounds.linear.kinks import Kinks, Linear
+from advibp.verify.exact.integer_program import Program
+from advibp.verify.exact.question import PROVED, Answer, Question
+
+
+def milp(question: Question, *, seconds: float = math.inf) -> Answer:
+    """Whether the question can be answered with yes or no in so many seconds."""
+    deadline = time.monotonic() + seconds
+    bounds = question.refined()
+    if bounds is None:
+        return Answer(-math.inf)
+    kinks, output = Kinks(bounds), bounds.tape.output
+    known = [question.linear_margin(k) for k in range(len(question.unsafe))]
+    if kinks.too_many:
+        return Answer(min(known, default=math.inf))
+    margins = list(known)
+    shared = None  # by all that have one row
+    for k in sorted(range(len(known)), key=known.__getitem__):
+        if known[k] > PROVED:
+            continue
+        rows, offsets = question.conjunction(k)
+        if len(rows) == 0:  # it holds everywhere
+            return Answer(-math.inf, question.broken_by(question.lower))
+        if time.monotonic() >= deadline:  # (a program of a large network takes seconds to make)
+            return Answer(min(margins), in_time=False)
+        linear = kinks.linear(output, rows, offsets)
+        one = len(rows) == 1
+        if one:
+            program = shared = shared or Program(kinks, output, integer=True)
+        else:
+            program = Program(kinks, output, integer=True, largest_of=linear)
+        answer = settled(question, program, linear if one else None, deadline)
+        margins[k] = max(margins[k], answer.margin)
+        if answer.counterexample is not None or not answer.in_time:
+            return replace(answer, margin=min(margins))
+    return Answer(min(margins, default=math.inf))
+
+
+def settled(question: Question, program: Program, row: Linear | None, deadline: float) -> Answer:
+    """What a program says of one margin: the smallest value of a row, or of what the program was made for."""
+    margin = -math.inf
+    # Where rounding errors save the network from the first point that is low enough, the lowest may still break it.
+    for below in (-PROVED, -math.inf):
+        left = deadline - time.monotonic()
+        solved = program.minimise(row, seconds=left, above=PROVED, below=below)
+        margin = max(margin, solved.lower)
+        if solved.x is not None:
+            broken = question.broken_by(torch.from_numpy(solved.x).view(question.lower.shape))
+            if broken is not None:
+                return Answer(margin, broken)
+        if solved.lower > PROVED or not solved.finished:
+            break
+    return Answer(margin, in_time=solved.finished or margin > PROVED)

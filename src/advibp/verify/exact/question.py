@@ -1,0 +1,180 @@
+"""What an exact verifier is asked: can the outputs of a network over a box of inputs be where they must not be?
+
+What must not be is a union of polyhedra, each a conjunction of rows: it holds where C y + d <= 0 in every row. For an
+image with label t they are the half-spaces z_t - z_k <= 0, one for each other class k. The answer to one of them is the
+smallest value that the largest of its rows can have, its *margin*: above 0 it can't be reached.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from advibp.attacks import inner_ball
+from advibp.bounds import Box
+from advibp.bounds.linear.crown import LinearBounds
+from advibp.bounds.rounded import Rounded
+from advibp.bounds.rounding import Rounding
+from advibp.execution.own_copy import run_on_copy
+from advibp.verify.exact import witness
+
+#: A margin proves something if it is larger: solvers and rounding leave errors of up to this size.
+PROVED = 1e-5
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`margin` is a lower bound of the smallest margin. Without time left the question may be open."""
+
+    margin: float
+    counterexample: Tensor | None = None  # (1, ...), checked on the network itself
+    in_time: bool = True
+
+    @property
+    def robust(self) -> bool:
+        return self.counterexample is None and self.margin > PROVED
+
+
+@dataclass(frozen=True)
+class Question:
+    """One network, one box (1, ...), and the conjunctions (C (R, K), d (R,)) that must not hold."""
+
+    net: nn.Module
+    lower: Tensor
+    upper: Tensor
+    unsafe: Sequence[tuple[Tensor, Tensor]]
+    strict: bool = False  # whether a counterexample must lie inside, with C y + d < 0
+    real: bool = False  # whether the question is about real arithmetic, in which the network does not round
+
+    @classmethod
+    def robustness(
+        cls,
+        net: nn.Module,
+        x: Tensor,
+        label: int,
+        eps: float,
+        classes: int,
+        real: bool = False,
+    ) -> Question:
+        """Whether all within eps of an image x (1, ...), and in [0, 1], have its label."""
+        lower, upper = (end.double() for end in inner_ball(x, eps, (0.0, 1.0)))
+        return cls(net, lower, upper, against(label, classes), strict=True, real=real)
+
+    @cached_property
+    def inputs(self) -> Box | Rounded:
+        """The box in double precision."""
+        lower, upper = self.lower.double(), self.upper.double()
+        if self.real:
+            return Box.from_bounds(lower, upper)
+        return Rounded.between(lower, upper, Rounding(self.dtype, torch.float64, doubled=True))
+
+    @property
+    def own_inputs(self) -> Box | Rounded:
+        """The box in the network's own type."""
+        if self.real:
+            return Box.from_bounds(self.lower.to(self.dtype), self.upper.to(self.dtype))
+        return Rounded.between(self.lower.double(), self.upper.double(), Rounding(self.dtype, self.dtype))
+
+    @cached_property
+    def bounds(self) -> LinearBounds:
+        """Linear bounds in double precision, whose boxes verifiers may tighten."""
+        return LinearBounds(self.net, self.inputs, wide=self.dtype)
+
+    @torch.no_grad()
+    def refined(self) -> LinearBounds | None:
+        """The bounds as CROWN tightens them; None where numbers are so large that there are none."""
+        bounds = self.bounds.refine()
+        ends = (end for box in bounds.boxes.values() for end in box)
+        return bounds if all(bool(end.isfinite().all()) for end in ends) else None
+
+    @torch.no_grad()
+    def broken_by(self, x: Tensor) -> Tensor | None:
+        """The first counterexample (1, ...) of some points (B, ...), after moving them into the box.
+
+        It lies in the box, and the network's outputs for it, in the network's own precision, meet a conjunction in
+        exact arithmetic. The network is called on that point alone, because its outputs in a batch may differ from
+        these by rounding. An image must be misclassified in every evaluation of the network, unless the question is
+        about real arithmetic.
+        """
+        points, inside = self._inside(x.to(self.lower))
+        outputs = run_on_copy(self.net, points).double()
+        unsafe = [(rows.to(outputs), offsets.to(outputs)) for rows, offsets in self.unsafe]
+        near = torch.zeros_like(inside)
+        for rows, offsets in unsafe:
+            near |= witness.candidates(outputs, rows, offsets).to(near.device)
+        for i in (near & inside).nonzero().flatten().tolist():
+            point = points[i : i + 1]
+            here = self._holds(outputs[i], unsafe) and self._holds(run_on_copy(self.net, point)[0], unsafe)
+            if here and (not self.strict or self.real or self._always_holds(point, unsafe)):
+                return point
+        return None
+
+    def _holds(self, output: Tensor, unsafe: Sequence[tuple[Tensor, Tensor]]) -> bool:
+        return any(witness.holds(output, rows, offsets, strict=self.strict) for rows, offsets in unsafe)
+
+    def _always_holds(self, point: Tensor, unsafe: Sequence[tuple[Tensor, Tensor]]) -> bool:
+        """Whether all that the network may compute at a point (1, ...) meets one of the conjunctions, strictly."""
+        outputs = self.net(Rounded.ball(point, 0.0, None))
+        lower, upper = outputs.lower[0].double(), outputs.upper[0].double()
+        for rows, offsets in unsafe:
+            highest = rows.clamp(min=0) @ upper + rows.clamp(max=0) @ lower + offsets
+            sizes = rows.abs() @ torch.maximum(lower.abs(), upper.abs()) + offsets.abs()
+            if bool((highest + 2.0**-50 * (2 + rows.shape[1]) * sizes < 0).all()):
+                return True
+        return False
+
+    def _inside(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The points of the box that are nearest to x (B, ...), in the network's precision, and which are in it (B,).
+
+        A point can't be moved into the box where no number of the network's precision is between its two ends, as in
+        float32 if both are 0.1.
+        """
+        near = torch.minimum(torch.maximum(x, self.lower), self.upper).to(self.dtype)
+        up, down = (torch.full_like(near, end) for end in (math.inf, -math.inf))
+        inner = torch.where(near.to(x) > self.upper, near.nextafter(down), near)
+        inner = torch.where(near.to(x) < self.lower, near.nextafter(up), inner)
+        inside = (inner.to(x) >= self.lower) & (inner.to(x) <= self.upper)
+        return torch.where(inside, inner, near), inside.flatten(1).all(1)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return like(self.net).dtype
+
+    def linear_margin(self, k: int) -> float:
+        """What linear bounds say of a conjunction's margin: that it is at least the largest of its rows' bounds."""
+        rows, offsets = self.conjunction(k)
+        with torch.no_grad():
+            found = self.bounds.lower(self.bounds.tape.output, rows) + offsets
+            found = found - 2.0**-50 * (found.abs() + 2 * offsets.abs())
+        return max((float(margin) for margin in found if not margin.isnan()), default=-math.inf)
+
+    def conjunction(self, k: int) -> tuple[Tensor, Tensor]:
+        """C (R, K) and d (R,) in double precision, on the network's device."""
+        rows, offsets = (part.to(self.bounds.box.center) for part in self.unsafe[k])
+        return rows, offsets
+
+    def about(self, which: Sequence[int]) -> Question:
+        """The same about some of the conjunctions."""
+        return replace(self, unsafe=[self.unsafe[k] for k in which])
+
+
+def against(label: int, classes: int) -> list[tuple[Tensor, Tensor]]:
+    """The half-spaces z_label - z_k <= 0 in which another class wins."""
+    one = torch.eye(classes, dtype=torch.float64)
+    return [(one[label] - one[k : k + 1], torch.zeros(1, dtype=torch.float64)) for k in range(classes) if k != label]
+
+
+def like(net: nn.Module) -> Tensor:
+    """A tensor of a network's precision, where it is; a network may have no weights."""
+    return next(net.parameters(), torch.empty(0))
+
+
+def doubled(net: nn.Module) -> nn.Module:
+    """A copy of a network in double precision."""
+    return copy.deepcopy(net).double()

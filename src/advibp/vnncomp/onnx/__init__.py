@@ -1,0 +1,7 @@
+"""Networks as ONNX files: read any that bounds can be computed of, write ours. Needs the extra advibp[onnx]."""
+
+from advibp.vnncomp.onnx.conversion import load
+from advibp.vnncomp.onnx.onnx_net import OnnxNet
+from advibp.vnncomp.onnx.writing import Saved, save
+
+__all__ = ["OnnxNet", "Saved", "load", "save"]

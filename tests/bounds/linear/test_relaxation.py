@@ -1,0 +1,135 @@
+"""Lines: both enclose their activation all over its interval, however odd the interval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from advibp.bounds.linear.relaxation import ACTIVATIONS, Lines, crossing, leaky_relu, max_pool2d, relu
+from advibp.errors import UserError
+
+FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[..., Lines]]] = {
+    "relu": (F.relu, relu),
+    "leaky relu": (lambda x: F.leaky_relu(x, 0.2), lambda low, up: leaky_relu(low, up, 0.2)),
+    "leaky relu by default": (F.leaky_relu, leaky_relu),
+    "identity": (lambda x: x, lambda low, up: leaky_relu(low, up, 1.0)),
+    "sigmoid": (torch.sigmoid, ACTIVATIONS[torch.sigmoid]),
+    "tanh": (torch.tanh, ACTIVATIONS[Tensor.tanh]),
+}
+ends = st.one_of(
+    st.floats(-3, 3),
+    st.floats(-1e6, 1e6),
+    st.floats(-1e-5, 1e-5),
+    st.sampled_from([0.0, -0.0, 1.0, -1.0, 1e-300, -1e-300, 5e-324, 20.0, -20.0, 1e30, -1e30, 1e200, -1e200]),
+)
+
+
+def double(*numbers: float) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def grid(lower: float, upper: float) -> Tensor:
+    """Points of an interval, dense at its ends and about 0."""
+    shares = torch.cat([torch.linspace(0, 1, 2001), torch.logspace(-12, 0, 200), 1 - torch.logspace(-12, 0, 200)])
+    near = torch.cat([torch.linspace(-8, 8, 801), torch.logspace(-9, 2, 200), -torch.logspace(-9, 2, 200)])
+    return torch.cat([lower + shares.double() * (upper - lower), near.double()]).clamp(lower, upper)
+
+
+@settings(max_examples=300)
+@given(name=st.sampled_from(sorted(FUNCTIONS)), one=ends, other=ends)
+@example("relu", -1e-300, 1e-300)
+@example("relu", 0.0, 1.0)
+@example("relu", -1.0, 0.0)
+@example("tanh", -1e8, 1e8)
+@example("sigmoid", 0.0, 0.0)
+@example("tanh", 3.0, 3.0 + 1e-6)
+def test_lines_enclose_their_activation(name: str, one: float, other: float) -> None:
+    f, relaxed = FUNCTIONS[name]
+    lower, upper = sorted((one, other))
+    lines = relaxed(double(lower), double(upper))
+    x = grid(lower, upper)
+    shift = 0.0 if lines.low_shift is None else lines.low_shift
+    below, above = lines.low_slope * x + shift, lines.up_slope * x + lines.up_shift
+    for slope, line in ((lines.low_slope, f(x) - below), (lines.up_slope, above - f(x))):
+        assert (line >= -1e-13 * (1 + slope * max(-lower, upper))).all()
+    if lines.free is not None and bool(lines.free):  # any slope in the span will do
+        for slope in torch.linspace(*lines.span, 5, dtype=torch.float64):
+            assert (slope * x + shift <= f(x) + 1e-12 * x.abs()).all()
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-9, 1.0, 1e9, 1e150])
+def test_the_chord_of_a_relu_meets_it_at_both_ends(scale: float) -> None:
+    lower, upper = double(-2.0) * scale, double(0.5) * scale
+    lines = leaky_relu(lower, upper, 0.25)
+    for x in (lower, upper):
+        torch.testing.assert_close((lines.up_slope * x + lines.up_shift) / scale, F.leaky_relu(x, 0.25) / scale)
+
+
+@pytest.mark.parametrize(("lower", "upper", "slope"), [(-1.0, 1.5, 1.0), (-1.5, 1.0, 0.0), (-1.0, 1.0, 0.0)])
+def test_the_lower_line_of_a_relu_leaves_the_smaller_area(lower: float, upper: float, slope: float) -> None:
+    assert relu(double(lower), double(upper)).low_slope.item() == slope
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+@pytest.mark.parametrize("ends", [(torch.nan, torch.nan), (-torch.inf, torch.inf), (torch.nan, 1.0), (-1.0, torch.nan)])
+def test_bounds_that_say_nothing_prove_nothing(name: str, ends: tuple[float, float]) -> None:
+    """A neuron of which nothing is known must not pass for one that is off."""
+    lines = FUNCTIONS[name][1](double(ends[0]), double(ends[1]))
+    assert name == "identity" or not (lines.up_slope * 5 + lines.up_shift < 5).any()
+    assert crossing(double(ends[0]), double(ends[1])).all()
+
+
+@pytest.mark.parametrize("slope", [-0.1, 1.5])
+def test_slopes_for_which_the_chord_is_not_above_are_refused(slope: float) -> None:
+    with pytest.raises(UserError, match="slopes from 0 to 1 alone"):
+        leaky_relu(double(-1), double(1), slope)
+
+
+# ---- max pooling
+
+POOLS: list[dict[str, Any]] = [
+    {"kernel_size": 2},
+    {"kernel_size": 2, "stride": 1},
+    {"kernel_size": (2, 3), "stride": (1, 2)},
+    {"kernel_size": 3, "stride": 2, "padding": 1},
+    {"kernel_size": (3, 2), "stride": 1, "padding": (1, 0), "dilation": (1, 2)},
+    {"kernel_size": 1},
+    {"kernel_size": [2, 2], "stride": []},
+]
+
+
+@pytest.mark.parametrize("options", POOLS)
+@pytest.mark.parametrize("width", [0.0, 0.1, 3.0])
+def test_the_lines_of_a_max_pool_enclose_it(options: dict[str, Any], width: float) -> None:
+    torch.manual_seed(0)
+    lower = torch.randn(2, 3, 6, 5, dtype=torch.float64)
+    upper = lower + width * torch.rand_like(lower) * (torch.rand_like(lower) < 0.8)
+    windows = max_pool2d(lower, upper, **options)
+    for corner in (0.0, 0.5, 1.0, *[None] * 60):
+        share = torch.rand_like(lower) if corner is None else torch.full_like(lower, corner)
+        x = lower + (share if corner is not None else share.round()) * (upper - lower)
+        found = F.max_pool2d(x, **options)
+        for row in range(4):  # a random row of coefficients, taken back, is a lower bound of itself
+            a = torch.randn_like(found) if row else -torch.ones_like(found)
+            flat = a.flatten(2).unsqueeze(2)
+            back = windows.spread(flat.clamp(min=0) * windows.pick + flat.clamp(max=0) * windows.certain)
+            rest = flat.clamp(max=0).squeeze(2) * windows.ceiling * (1 - windows.certain.sum(2))
+            assert (back * x).sum() + rest.sum() <= (a * found).sum() + 1e-9
+            if width == 0:
+                torch.testing.assert_close((back * x).sum() + rest.sum(), (a * found).sum())
+
+
+@pytest.mark.parametrize("options", [{"ceil_mode": True}, {"return_indices": True}])
+def test_pools_without_lines_are_refused(options: dict[str, Any]) -> None:
+    x = torch.zeros(1, 1, 5, 5)
+    with pytest.raises(UserError, match="no linear bounds"):
+        max_pool2d(x, x, 2, **options)
+    with pytest.raises(UserError, match=r"not \(B, C, H, W\)"):
+        max_pool2d(x[0], x[0], 2)

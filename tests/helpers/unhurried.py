@@ -1,0 +1,10 @@
+"""Searches have time on a loaded machine too."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("advibp.verify.certification.SEARCH_SECONDS", 600.0)
