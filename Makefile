@@ -40,6 +40,7 @@ browser:
 
 # The variable silences an advertisement of the theme's, which looks like a warning.
 docs: $(VENV)/.installed-dev
+	$(BIN)/python docs/hooks/tables.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "the site: site/index.html"
 

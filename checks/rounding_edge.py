@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 from orders import evaluations, into_ball
 
 from advibp import data, open_run
-from advibp.attacks import pgd
+from advibp.attacks import linf_pgd
 from advibp.bounds.box import Box
 from advibp.verify import largest_proved_eps
 
@@ -132,7 +132,7 @@ def dangerous(net: nn.Module, double: nn.Module, x: Tensor, y: Tensor, eps: Tens
     radius = per_image(eps, x)
     points = [vertices(double, x, y, eps, args.vertex_steps)]
     for loss in ("ce", "margin"):
-        attacked = pgd(net, x, y, radius, steps=args.pgd_steps, step=0.2, loss=loss)
+        attacked = linf_pgd(net, x, y, radius, steps=args.pgd_steps, rel_stepsize=0.2, loss=loss)
         points.append(into_ball(attacked.x_adv.detach(), x, radius.double())[None])
     every = torch.cat(points)
     with torch.no_grad():

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 from exact import exact_margins
 from networks import CLASSES, Network, network
 
-from advibp.attacks import pgd
+from advibp.attacks import linf_pgd
 from advibp.bounds.box import Box
 from advibp.bounds.graph.tape import Tape
 from advibp.bounds.linear.alpha_crown import alpha_margins
@@ -64,7 +64,7 @@ def points(net: nn.Module, box: Box, y: Tensor, count: int) -> Tensor:
     plain = lambda x: net(x.as_subclass(Tensor))  # noqa: E731  (a layer in place wants no other kind)
     for loss in ("ce", "margin"):
         for label in (y, (y + 1) % CLASSES):
-            attacked = pgd(plain, box.center, label, box.radius, steps=8, step=0.3, loss=loss, within=None)
+            attacked = linf_pgd(plain, box.center, label, box.radius, steps=8, rel_stepsize=0.3, loss=loss, within=None)
             found.append(attacked.x_adv[None])
     members = torch.cat(found)
     return torch.minimum(torch.maximum(members, box.lower), box.upper)

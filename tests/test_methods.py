@@ -69,7 +69,7 @@ def test_every_weighting_resumes_exactly(weighting: str, tmp_path: Path) -> None
         trained(tmp_path / "run", recipe, StopAt(step=4))
     resumed = trained(tmp_path / "run", recipe, resume=True)
     assert ends_alike(trained(None, recipe), resumed)
-    assert "kappa_adv" in resumed.history[-1]
+    assert "kappa_lower" in resumed.history[-1]
 
 
 def test_the_fixed_row_is_the_sum_of_two_losses() -> None:
@@ -81,7 +81,7 @@ def test_the_fixed_row_is_the_sum_of_two_losses() -> None:
         for x, y in training.feed.batches(epoch, 0, training.steps_per_epoch):
             eps = 0.1 * min(1.0, step / training.steps_per_epoch)
             seed_everything(mix(training.recipe.seed, 1, step), torch.device("cpu"))
-            adversarial = F.cross_entropy(net(attacks.fgsm_random(net, x, y, eps)), y)
+            adversarial = F.cross_entropy(net(attacks.linf_fgsm_random(net, x, y, eps)), y)
             abstract = F.cross_entropy(-net(Box.ball(x, eps)).lower_margins(y), y)
             for group in adam.param_groups:  # linear to 0 from the end of the ramp on
                 group["lr"] = 0.01 * min(1.0, (3 - step / training.steps_per_epoch) / 2)
@@ -99,11 +99,11 @@ def test_the_fixed_row_is_the_sum_of_two_losses() -> None:
 def test_scheduled_weights_go_from_the_regular_loss_to_kappa(kappa: float | None, end: float) -> None:
     training = Training(nets.build("FC 8", (1, 4, 4), 2, seed=1), halves(), recipe_of("ibp", kappa=kappa, ramp=2))
     steps = [step for _ in range(3) for step in training.run_epoch()]
-    found = [step.weights.adv for step in steps if step.weights]
+    found = [step.weights.lower for step in steps if step.weights]
     assert found[0] == 1
     assert found[-1] == pytest.approx(end)
     assert found == sorted(found, reverse=True)
-    assert all(step.weights and step.weights.adv + step.weights.ibp == pytest.approx(1) for step in steps)
+    assert all(step.weights and step.weights.lower + step.weights.upper == pytest.approx(1) for step in steps)
 
 
 @pytest.mark.parametrize("scope", ["all", "first", "last"])
@@ -113,8 +113,8 @@ def test_the_scope_of_the_moments(scope: str) -> None:
         list(training.run_epoch())
     sizes = [p.numel() for p in training.net.parameters()]
     assert isinstance(training.weighting, Moments)
-    assert training.weighting.m_hat is not None
-    assert training.weighting.m_hat.shape[1] == {"all": sum(sizes), "first": sizes[0], "last": sizes[-1]}[scope]
+    assert training.weighting.m is not None
+    assert training.weighting.m.shape[1] == {"all": sum(sizes), "first": sizes[0], "last": sizes[-1]}[scope]
 
 
 # ------------------------------------------------------------------------------------ a row of one's own
@@ -132,7 +132,7 @@ def test_a_method_of_ones_own_goes_where_a_name_does(tmp_path: Path) -> None:
     with pytest.raises(Stop):
         run(tmp_path / "run", show=StopAt(step=4))
     assert ends_alike(undisturbed, run(tmp_path / "run", resume=True))
-    with pytest.raises(UserError, match="one's own; pass it as `method`"):
+    with pytest.raises(UserError, match="is a user's; pass the Method as `method`"):
         train(nets.build("FC 8", (1, 4, 4), 2), halves(), out=tmp_path / "run", resume=True, recipe=undisturbed.recipe)
 
 
@@ -145,7 +145,7 @@ def test_a_weighting_of_ones_own() -> None:
 
     method = Method(says="mine", lower=objectives.regular, upper=objectives.ibp, weighting=Mine)
     net = nets.build("FC 8", (1, 4, 4), 2)
-    assert train(net, halves(), method=method, show=Silent(), epochs=4, eps=0.1).history[-1]["kappa_ibp"] > 0
+    assert train(net, halves(), method=method, show=Silent(), epochs=4, eps=0.1).history[-1]["kappa_upper"] > 0
 
 
 def test_a_method_by_its_place_in_a_file(tmp_path: Path) -> None:
@@ -221,13 +221,13 @@ def test_a_run_of_an_older_version_is_opened(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "options", "said"),
     [
-        ("advibp", {"attack_steps": 3}, "attack_steps has no meaning for advibp; .* pgd"),
-        ("advibp", {"kappa": 0.5}, "kappa is for fixed and scheduled weights, not for moments"),
-        ("fixed", {"scope": "first"}, "scope is for weights from moments"),
-        ("shi-ibp", {"weighting": "moments"}, "weighting is for two losses, and shi-ibp has one"),
-        ("pgd", {"kappa": 0.5}, "kappa is for two losses"),
+        ("advibp", {"attack_steps": 3}, "advibp does not use attack_steps; .* pgd"),
+        ("advibp", {"kappa": 0.5}, "kappa applies to fixed and scheduled weights, not to moments"),
+        ("fixed", {"scope": "first"}, "scope applies to the weighting moments"),
+        ("shi-ibp", {"weighting": "moments"}, "weighting applies to methods with two losses, and shi-ibp has one"),
+        ("pgd", {"kappa": 0.5}, "kappa applies to methods with two losses"),
         ("ibp", {"stages": 1}, "ibp has no layer-wise stages; .* colt, fixed, advibp or advcrown-ibp"),
-        ("ibp", {"domain": "deepz"}, "domain has no meaning for ibp; .* diffai"),
+        ("ibp", {"domain": "deepz"}, "ibp does not use domain; .* diffai"),
     ],
 )
 def test_what_has_no_meaning_is_refused_with_a_reason(method: str, options: dict[str, Any], said: str) -> None:
@@ -260,7 +260,7 @@ def test_a_method_is_made_of_something() -> None:
         (lambda: Method(says="x", lower="ibp"), "functions, such as"),  # type: ignore[arg-type]
         (lambda: Method(says="x", lower=objectives.pgd, latent="boxes"), "latent is None"),  # type: ignore[arg-type]
         (lambda: Method(says="x", lower=objectives.pgd, upper=objectives.ibp, latent="zonotope"), "without an upper"),
-        (lambda: Method(says="x", lower=lambda net, x, y, *a: net(x).sum()), "returned Tensor"),
+        (lambda: Method(says="x", lower=lambda net, inputs, y, *a: net(inputs.x).sum()), "returned Tensor"),
         (
             lambda: Method(says="x", lower=objectives.pgd, upper=objectives.ibp, weighting=lambda a: Moments(a)),
             "without arguments",
@@ -275,9 +275,9 @@ def test_mistakes_in_a_method_of_ones_own(method: Any, said: str) -> None:
 def test_terms_for_relus_need_some() -> None:
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
     for method in ("mip", "shi-ibp"):
-        with pytest.raises(UserError, match="adds a term for ReLUs"):
+        with pytest.raises(UserError, match="has a regularizer for ReLUs"):
             Training(net, halves(), recipe_of(method)).check()
-        Training(net, halves(), recipe_of(method, regulariser=0)).check()
+        Training(net, halves(), recipe_of(method, regularizer=0)).check()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -286,7 +286,7 @@ def test_parts_of_a_batch_are_refused_where_they_would_matter(method: str) -> No
     if METHODS[method].per_image:
         training.check()
     else:
-        with pytest.raises(UserError, match="depends on a whole batch"):
+        with pytest.raises(UserError, match="depends on the whole batch"):
             training.check()
 
 
@@ -307,7 +307,7 @@ def test_another_method_brings_its_own_defaults() -> None:
     """And what was changed stays changed."""
     start = Recipe.load(lr=0.123)
     colt = start.changed(method="colt")
-    assert (colt.lr, colt.stages, colt.regulariser) == (0.123, "all", METHODS["colt"].recipe["regulariser"])
+    assert (colt.lr, colt.stages, colt.regularizer) == (0.123, "all", METHODS["colt"].recipe["regularizer"])
     assert colt.changed(method="advibp") == start
     assert start.changed(seed=3) == Recipe.load(lr=0.123, seed=3)
 
@@ -327,5 +327,5 @@ def test_without_an_attack_none_is_strong() -> None:
         recipe_of("ibp", weighting="moments", c_max=9, eps=0.3, epochs=6),
     )
     branches = {step.weights.branch for _ in range(6) for step in training.run_epoch() if step.weights}
-    assert "adv" not in branches
-    assert "ibp" in branches
+    assert "lower" not in branches
+    assert "upper" in branches

@@ -1,6 +1,7 @@
-"""Tables that the code knows best: recipe keys, shipped recipes, methods, structures, results.
+"""Tables of the documentation that are generated from the code: recipe keys, methods, structures, results, ...
 
-A page holds `<!-- table: NAME -->` where one belongs; it is written when the site is built, so it can't be out of date.
+A generated table is between `<!-- table: NAME -->` and `<!-- end of table -->`. `python docs/hooks/tables.py` writes
+all tables into the pages; `make docs` runs it, and a test checks that the pages are up to date.
 """
 
 from __future__ import annotations
@@ -18,25 +19,37 @@ from advibp.recipe import Recipe, read, shipped
 from advibp.reproduce import PLANS
 
 ROOT = Path(__file__).parents[2]
-MARK = re.compile(r"^<!-- table: ([\w ]+) -->$", re.MULTILINE)
+MARK = re.compile(r"^<!-- table: ([\w ]+) -->\n.*?^<!-- end of table -->$", re.MULTILINE | re.DOTALL)
 
-#: The keys of a recipe by what they are about. A test keeps this complete.
+#: The keys of a recipe by topic. A test checks that this is complete.
 GROUPS: dict[str, str] = {
-    "What is trained": "data net method eps seed",
-    "How long, and when": "epochs warmup_natural warmup_adversarial warmup_adversarial_ramp ramp ramp_shape",
-    "The weights of two losses": "weighting kappa beta1 beta2 scope c_max c_extra c_decay fosc_scale fosc_set",
-    "What single methods read": "attack_steps beta domain symbols regulariser projections",
-    "The optimiser": "batch_size lr lr_shape lr_milestones lr_factor clip l1 max_loss",
+    "Task": "data net method eps seed",
+    "Phases": "epochs warmup_natural warmup_adversarial warmup_adversarial_ramp ramp ramp_shape",
+    "Weights of the two losses": "weighting kappa beta1 beta2 scope c_max c_extra c_decay fosc_scale fosc_set",
+    "Keys of single methods": "attack_steps beta domain symbols regularizer projections",
+    "Optimizer": "batch_size lr lr_shape lr_milestones lr_factor clip l1 max_loss",
     "Layer-wise stages": "stages stage_epochs stage_lr stage_lr_milestones",
-    "The network": "weights init normalise batchnorm",
-    "The images": "data_root size flip crop limit validation select",
-    "The machine": "threads device at_once recompute",
-    "For comparison": "published",
+    "Network": "weights init normalize batchnorm",
+    "Images": "data_root size flip crop limit validation select",
+    "Machine": "threads device at_once recompute",
+    "Comparison": "published",
 }
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    return MARK.sub(lambda found: TABLES[found.group(1)](), markdown)
+def updated(markdown: str) -> str:
+    """Return a page with its tables as the code generates them now."""
+    return MARK.sub(
+        lambda found: f"<!-- table: {found[1]} -->\n\n{TABLES[found[1]]()}\n\n<!-- end of table -->", markdown
+    )
+
+
+def update_all() -> None:
+    """Write the tables into all pages."""
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        text = page.read_text("utf-8")
+        if updated(text) != text:
+            page.write_text(updated(text), "utf-8")
+            print(f"updated {page.relative_to(ROOT)}")
 
 
 def recipe_keys() -> str:
@@ -49,7 +62,7 @@ def recipe_keys() -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as an option takes it."""
+    """Return a value in the form of a command-line option."""
     if isinstance(value, tuple):
         return ",".join(map(str, value)) or "(none)"
     if isinstance(value, bool):
@@ -63,7 +76,7 @@ def shipped_recipes() -> str:
         first = file.read_text("utf-8").splitlines()[0].lstrip("# ")
         recipe = Recipe.load(name)
         rows.append((f"`{name}`", first, f"{recipe.eps:.4g}", f"{recipe.epochs:g}", str(recipe.stages)))
-    return table(("name", "what it is", "eps_train", "epochs", "stages"), rows)
+    return table(("name", "description", "eps_train", "epochs", "stages"), rows)
 
 
 def methods() -> str:
@@ -79,7 +92,7 @@ def methods() -> str:
         )
         for name, row in METHODS.items()
     ]
-    return table(("method", "what it minimises", "proved by", "E", "R", "P", "W", "cost", "needs"), rows)
+    return table(("method", "loss", "verifier", "E", "R", "P", "W", "cost", "needs"), rows)
 
 
 def method_keys() -> str:
@@ -91,7 +104,7 @@ def method_keys() -> str:
         rows.append(
             (f"`{name}`", weights, {None: "–", "box": "boxes", "zonotope": "zonotopes"}[row.latent], reads, own)
         )
-    return table(("method", "weights", "stages", "reads", "changes in the recipe"), rows)
+    return table(("method", "weighting", "layer-wise stages", "keys it reads", "its defaults"), rows)
 
 
 def structures() -> str:
@@ -113,7 +126,7 @@ def published() -> str:
 
 
 def reproducible() -> str:
-    return table(("name", "what it makes"), [(f"`{name}`", plan.says) for name, plan in PLANS.items()])
+    return table(("name", "result"), [(f"`{name}`", plan.says) for name, plan in PLANS.items()])
 
 
 def results() -> str:
@@ -140,3 +153,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "reproduce": reproducible,
     "results": results,
 }
+
+
+if __name__ == "__main__":
+    update_all()

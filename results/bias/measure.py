@@ -63,7 +63,7 @@ class Rule:
     angle: float
     weights_from: str = "past"  # past: Algorithm 1; current: m = g_t, v = |g_t|; both: the moments hold g_t already
     strong: str = "always"  # always: c_t infinite; never: c_t = 0; fosc: the batch's FOSC against c_t
-    regulariser: bool = False
+    regularizer: bool = False
     batches_per_epoch: int | None = None  # shuffled without replacement; None: independent draws
 
 
@@ -114,7 +114,7 @@ def chain_means(rule: Rule, people: Population, *, chains: int, steps: int, seed
     bias, update = torch.zeros(chains, d, dtype=torch.float64), torch.zeros(chains, d, dtype=torch.float64)
     for kappa, g, upper, _ in walk(rule, people, chains=chains, steps=steps, seed=seed):
         mine, ideal = (kappa[:, :2, None] * g).sum(1), (kappa[:, :2, None] * full).sum(1)
-        if rule.regulariser:  # the current loss multiplies the current gradient
+        if rule.regularizer:  # the current loss multiplies the current gradient
             mine = mine + 2 * kappa[:, 2:] * upper[:, None] * g[:, 1]
             ideal = ideal + 2 * kappa[:, 2:] * full_upper * full[1]
         bias += (mine - ideal) / steps
@@ -171,8 +171,8 @@ RULES = [
     Rule(says=f"{CURRENT}; conflict", angle=120, weights_from="current"),
     Rule(says=f"{BOTH}; conflict", angle=120, weights_from="both"),
     Rule(says=f"{PAST}; conflict, c_t infinite", angle=120),
-    Rule(says=f"{PAST}; conflict, c_t = 0, no regulariser", angle=120, strong="never"),
-    Rule(says=f"{PAST}; conflict, c_t = 0, regulariser", angle=120, strong="never", regulariser=True),
+    Rule(says=f"{PAST}; conflict, c_t = 0, no regularizer", angle=120, strong="never"),
+    Rule(says=f"{PAST}; conflict, c_t = 0, regularizer", angle=120, strong="never", regularizer=True),
     Rule(says=f"{PAST}; conflict, strong or weak by the current batch's FOSC", angle=120, strong="fosc"),
     Rule(says=f"{PAST}; conflict, shuffled, 8 batches an epoch", angle=120, batches_per_epoch=8),
     Rule(says=f"{PAST}; conflict, shuffled, 32 batches an epoch", angle=120, batches_per_epoch=32),

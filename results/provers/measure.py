@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from advibp import data, open_run
-from advibp.attacks import pgd
+from advibp.attacks import linf_pgd
 from advibp.bounds import Box, crown, crown_ibp
 from advibp.runs.run_folder import hardware
 from advibp.verify.ibp_margins import worst
@@ -72,7 +72,7 @@ def attack(net: nn.Module, x: Tensor, y: Tensor, run: Path) -> dict[str, Any]:
         broken = {"one restart": 0, "ten restarts": 0}
         for name, some, restarts in (("one restart", rows, 1), ("ten restarts", rows[:1000], 10)):
             for part in some.split(500):
-                hit = pgd(net, x[part], y[part], eps, steps=200, restarts=restarts, stop_on_success=True)
+                hit = linf_pgd(net, x[part], y[part], eps, steps=200, restarts=restarts, stop_on_success=True)
                 broken[name] += int(hit.broken.sum())
         found[f"{eps:g}"] = {"certified": len(rows), "smallest margin": of[0]["lower_margin"], "broken": broken}
         print(eps, found[f"{eps:g}"], flush=True)

@@ -1,48 +1,90 @@
-"""The paper's Table 1 as data: a method is a lower objective, an upper objective and a rule that weighs them.
-
-A method of one's own is such a row too, and goes wherever a name does:
-
-    mine = Method(says="PGD + IBP", lower=objectives.pgd, upper=objectives.ibp, weighting="moments")
-    advibp.train(net, data, method=mine, eps=0.3)
-"""
+"""The paper's Table 1 as data: a method is a lower objective, an upper objective and a weighting."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
+
+from torch import Tensor
 
 from advibp import objectives, user_code
 from advibp.errors import UserError
 from advibp.objectives import Objective, regularizers
-from advibp.weighting import Fixed, Moments, Scheduled, Weighting, surgery
+from advibp.weighting import Fixed, Moments, Scheduled, Weighting, surgery, with_state_dict
+
+
+class WeightingOptions(Protocol):
+    """The keys of a recipe that determine a weighting."""
+
+    @property
+    def weighting(self) -> str | None: ...
+    @property
+    def kappa(self) -> float | None: ...
+    @property
+    def scope(self) -> str: ...
+    @property
+    def beta1(self) -> float: ...
+    @property
+    def beta2(self) -> float: ...
 
 
 class Properties(NamedTuple):
-    """Columns of Table 1; None where there is nothing to say, as for weights where there is one loss."""
+    """Columns of Table 1. None: not applicable."""
 
     efficient: bool | None = None
     empirical: bool = False
     provable: bool = False
-    no_tuning: bool | None = None  # of weights, or of their schedule
+    no_tuning: bool | None = None  # whether no loss weights or weight schedules have to be tuned
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """One row. A method without an upper objective minimises the lower one alone, and the reverse."""
+    """A training method: one row of Table 1. A user's Method can be used wherever a method's name can.
+
+    A method without an upper objective minimizes the lower one alone, and vice versa.
+
+    Args:
+        says: a short description of the loss.
+        name: the method's name.
+        lower: the lower objective; None if there is none.
+        upper: the upper objective; None if there is none.
+        weighting: how two losses are weighted: a name in WEIGHTINGS, or a function without arguments that returns a
+            `Weighting`.
+        kappa: weight of the lower loss for fixed or scheduled weights, if the recipe has none.
+        latent: the sets of layer-wise stages; None if the method has no stages.
+        recipe: the method's own defaults of recipe keys.
+        reads: recipe keys that only some methods read; the others refuse them.
+        batchnorm: whether its bounds support BatchNorm in training.
+        per_image: whether its losses are means over images that do not depend on each other.
+        verifier: the verifier that it is trained for; "" for none.
+        properties: columns of Table 1.
+        needs: a short description of its limitations.
+
+    Raises:
+        UserError: if the objectives, the weighting or `latent` are not valid.
+
+    Example:
+        >>> import advibp
+        >>> from advibp import objectives
+        >>> pgd_ibp = advibp.Method(
+        ...     name="pgd-ibp", says="PGD + IBP", lower=objectives.pgd, upper=objectives.ibp, weighting="moments"
+        ... )
+        >>> # advibp.train(net, data, method=pgd_ibp, eps=0.3)
+    """
 
     says: str
     name: str = "own"
     lower: Objective | None = None
     upper: Objective | None = None
-    weighting: str | Callable[[], Weighting] = "fixed"  # a name in WEIGHTINGS, or what makes one
-    kappa: float | None = None  # of fixed or scheduled weights, if the recipe has none
-    latent: Literal["box", "zonotope"] | None = None  # the set that layer-wise stages attack; None: it has no stages
-    recipe: Mapping[str, Any] = field(default_factory=dict)  # what a recipe says if the user does not
-    reads: tuple[str, ...] = ()  # keys of a recipe that only some rows understand
-    batchnorm: bool = True  # whether its bounds know BatchNorm in training
-    per_image: bool = True  # whether its losses are means over images that do not depend on each other
-    verifier: str = "ibp"  # what it is trained to be proved by
+    weighting: str | Callable[[], Weighting] = "fixed"
+    kappa: float | None = None
+    latent: Literal["box", "zonotope"] | None = None
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    reads: tuple[str, ...] = ()
+    batchnorm: bool = True
+    per_image: bool = True
+    verifier: str = "ibp"
     properties: Properties = Properties()
     needs: str = ""
 
@@ -55,9 +97,12 @@ class Method:
             raise UserError(f"There is no weighting '{self.weighting}'; choose from {', '.join(WEIGHTINGS)}.")
         if self.latent not in (None, "box", "zonotope") or (self.latent == "zonotope" and self.upper):
             raise UserError("latent is None, 'box', or 'zonotope' for a Method without an upper objective.")
+        for key in ("lower", "upper"):
+            if (objective := getattr(self, key)) is not None:
+                object.__setattr__(self, key, objectives.as_objective(objective))
 
 
-#: How two losses are weighed: name -> from beta_1, beta_2, the moments' scope and kappa (None: not given).
+#: Weightings by name: functions of beta1, beta2, the scope of the moments, and kappa (None: not given).
 WEIGHTINGS: dict[str, Callable[[float, float, slice | None, float | None], Weighting]] = {
     "moments": lambda beta1, beta2, scope, kappa: Moments(beta1, beta2, scope),
     "fixed": lambda beta1, beta2, scope, kappa: Fixed() if kappa is None else Fixed(kappa, 1 - kappa),
@@ -78,22 +123,22 @@ METHODS: dict[str, Method] = {
         properties=Properties(efficient=True),
     ),
     "fgsm": Method(
-        says="adversarial loss by one step",
+        says="adversarial loss, FGSM",
         lower=objectives.fgsm,
         recipe=_NATURAL_WARM_UP,
         verifier="",
         properties=Properties(efficient=True, empirical=True),
-        needs="care: it may learn to fool its attack",
+        needs="care: catastrophic overfitting is possible",
     ),
     "rs-fgsm": Method(
-        says="adversarial loss by one step from a random start",
+        says="adversarial loss, FGSM with random start",
         lower=objectives.adversarial,
         recipe=_NATURAL_WARM_UP,
         verifier="",
         properties=Properties(efficient=True, empirical=True),
     ),
     "pgd": Method(
-        says="adversarial loss by several steps",
+        says="adversarial loss, PGD",
         lower=objectives.pgd,
         recipe=_NATURAL_WARM_UP,
         reads=("attack_steps",),
@@ -101,19 +146,19 @@ METHODS: dict[str, Method] = {
         properties=Properties(efficient=False, empirical=True),
     ),
     "colt": Method(
-        says="adversarial loss in latent zonotopes, layer by layer, + ReLU area",
+        says="PGD loss in latent zonotopes, layer by layer, + ReLU area",
         lower=regularizers.latent_pgd,
         latent="zonotope",
-        recipe={**_NATURAL_WARM_UP, "stages": "all", "regulariser": 1e-3, "l1": 1e-5},
-        reads=("attack_steps", "regulariser", "projections"),
+        recipe={**_NATURAL_WARM_UP, "stages": "all", "regularizer": 1e-3, "l1": 1e-5},
+        reads=("attack_steps", "regularizer", "projections"),
         verifier="deepz",
         properties=Properties(efficient=False, empirical=True, provable=True),
         batchnorm=False,
         per_image=False,
-        needs="ReLUs alone; no BatchNorm in training",
+        needs="ReLU networks; no BatchNorm in training",
     ),
     "diffai": Method(
-        says="regular + zonotope loss, a fixed share of each",
+        says="regular + zonotope loss, fixed weights",
         lower=objectives.regular,
         upper=objectives.abstract,
         kappa=0.5,
@@ -123,19 +168,19 @@ METHODS: dict[str, Method] = {
         properties=Properties(efficient=None, provable=True),
         batchnorm=False,
         per_image=False,
-        needs="memory per symbol; no BatchNorm in training",
+        needs="memory for each noise symbol; no BatchNorm in training",
     ),
     "mip": Method(
-        says="adversarial loss by several steps + ReLU stability + L1",
+        says="PGD loss + ReLU stability + L1",
         lower=regularizers.stable_pgd,
-        recipe={**_NATURAL_WARM_UP, "regulariser": 1e-4, "l1": 2e-5},
-        reads=("attack_steps", "regulariser"),
+        recipe={**_NATURAL_WARM_UP, "regularizer": 1e-4, "l1": 2e-5},
+        reads=("attack_steps", "regularizer"),
         verifier="alpha-crown",
         properties=Properties(efficient=False, empirical=True, provable=True),
-        needs="ReLUs; a strong verifier",
+        needs="ReLU networks; a strong verifier",
     ),
     "crown-ibp": Method(
-        says="regular + CROWN-IBP loss by a schedule; after the ramp IBP's",
+        says="regular + CROWN-IBP loss, scheduled weights; IBP after the ramp",
         lower=objectives.regular,
         upper=objectives.crown_ibp,
         weighting="scheduled",
@@ -146,7 +191,7 @@ METHODS: dict[str, Method] = {
         needs="no BatchNorm in training",
     ),
     "ibp": Method(
-        says="regular + IBP loss by a schedule",
+        says="regular + IBP loss, scheduled weights",
         lower=objectives.regular,
         upper=objectives.ibp,
         weighting="scheduled",
@@ -154,23 +199,23 @@ METHODS: dict[str, Method] = {
         properties=Properties(efficient=True, provable=True, no_tuning=False),
     ),
     "shi-ibp": Method(
-        says="IBP loss + tightness + ReLU balance, fading over a smooth ramp",
+        says="IBP loss + regularizers that fade over a smooth ramp",
         upper=regularizers.shi_ibp,
         recipe={
             **_NATURAL_WARM_UP,
             "init": "ibp",
             "ramp": "28%",
             "ramp_shape": "smooth",
-            "regulariser": 0.5,
+            "regularizer": 0.5,
             "lr": 5e-4,
             "lr_shape": "steps",
             "lr_milestones": ("71%", "86%"),
             "lr_factor": 0.2,
         },
-        reads=("regulariser",),
+        reads=("regularizer",),
         per_image=False,
         properties=Properties(efficient=True, provable=True),
-        needs="ReLUs",
+        needs="ReLU networks",
     ),
     "fixed": Method(
         says="adversarial + IBP loss, both weights 1",
@@ -180,7 +225,7 @@ METHODS: dict[str, Method] = {
         properties=Properties(efficient=True, empirical=True, provable=True, no_tuning=False),
     ),
     "advibp": Method(
-        says="adversarial + IBP loss by past gradients (Algorithm 1)",
+        says="adversarial + IBP loss, weights by Algorithm 1",
         lower=objectives.adversarial,
         upper=objectives.ibp,
         weighting="moments",
@@ -188,7 +233,7 @@ METHODS: dict[str, Method] = {
         properties=Properties(efficient=True, empirical=True, provable=True, no_tuning=True),
     ),
     "advcrown-ibp": Method(
-        says="adversarial + CROWN-IBP loss by past gradients; after the ramp IBP's",
+        says="adversarial + CROWN-IBP loss, weights by Algorithm 1; IBP after the ramp",
         lower=objectives.adversarial,
         upper=objectives.crown_ibp,
         weighting="moments",
@@ -202,12 +247,34 @@ METHODS: dict[str, Method] = {
 
 
 def defaults_of(name: str) -> Mapping[str, Any]:
-    """What a recipe says for a method if the user does not; nothing for one that is not in the table."""
+    """Return the method's own defaults of recipe keys; empty for a method that is not in METHODS."""
     return METHODS[name].recipe if name in METHODS else {}
 
 
+def make_weighting(method: Method, options: WeightingOptions, params: Sequence[Tensor]) -> Weighting:
+    """Return a new weighting of a method.
+
+    Args:
+        method: the method.
+        options: a recipe.
+        params: the trained parameters, in the order of the gradients' columns.
+
+    Raises:
+        UserError: if the user's weighting can't be created.
+    """
+    weighting = options.weighting or method.weighting
+    if isinstance(weighting, str):
+        columns = {"first": slice(params[0].numel()), "last": slice(-params[-1].numel(), None)}
+        kappa = method.kappa if options.kappa is None else options.kappa
+        return WEIGHTINGS[weighting](options.beta1, options.beta2, columns.get(options.scope), kappa)
+    try:
+        return with_state_dict(weighting())
+    except TypeError as error:
+        raise UserError(f"The method's weighting can't be created without arguments ({error}).") from None
+
+
 def method_at(spec: str) -> Method:
-    """A Method of one's own: `path/to/file.py:NAME` or `package.module:NAME`. Runs that file."""
+    """Load a user's Method from `path/to/file.py:NAME` or `package.module:NAME`. This runs the user's file."""
     return user_code.load(
         spec,
         lambda found: found,

@@ -1,18 +1,21 @@
-"""Old module names. They work for one release and warn."""
+"""Old names of modules and functions. They work for one release with a DeprecationWarning."""
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 #: Modules that the documentation of release 0.1 named, and where they are now.
 MOVED = {
-    "advibp.apgd": "advibp.attacks.auto_pgd",
+    "advibp.apgd": "advibp.attacks",
     "advibp.bounds.alpha": "advibp.bounds.linear.alpha_crown",
     "advibp.bounds.cut": "advibp.bounds.graph.cut",
     "advibp.bounds.dispatch": "advibp.bounds.domain",
@@ -38,10 +41,39 @@ class _OldNames(MetaPathFinder, Loader):
         new = MOVED[module.__name__]
         warnings.warn(f"{module.__name__} is now {new}; import that.", DeprecationWarning, stacklevel=2)
         names = vars(importlib.import_module(new))
-        vars(module).update({name: value for name, value in names.items() if not name.startswith("__")})
+        vars(module).update(
+            {name: value for name, value in names.items() if not name.startswith("__") or name == "__getattr__"}
+        )
 
 
 def install() -> None:
     """Let old names be imported."""
     if not any(isinstance(finder, _OldNames) for finder in sys.meta_path):
         sys.meta_path.append(_OldNames())
+
+
+def renamed(module: str, names: Mapping[str, str], keywords: Mapping[str, str] | None = None) -> Callable[[str], Any]:
+    """Return a `__getattr__` for a module in which names have changed.
+
+    Args:
+        module: the module's name.
+        names: old name -> new name.
+        keywords: old keyword argument -> new one; a function that is called by its old name may get either.
+    """
+
+    def find(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module '{module}' has no attribute '{name}'")
+        new = names[name]
+        target = getattr(sys.modules[module], new)
+        warnings.warn(f"{module}.{name} is now {module}.{new}; use that.", DeprecationWarning, stacklevel=2)
+        if not keywords or not inspect.isfunction(target):
+            return target
+
+        @functools.wraps(target)
+        def call(*args: Any, **options: Any) -> Any:
+            return target(*args, **{keywords.get(key, key): value for key, value in options.items()})
+
+        return call
+
+    return find

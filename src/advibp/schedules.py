@@ -1,4 +1,4 @@
-"""eps_t, c_t and the learning rate as pure functions of time. Time is counted in epochs and may be fractional."""
+"""Schedules of eps_t, c_t and the learning rate as functions of time. Time is in epochs and may be fractional."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ from typing import Literal, NamedTuple
 RampShape = Literal["linear", "smooth"]
 PhaseName = Literal["natural", "adversarial", "ramp", "full", "latent"]
 
-# Where the smoothed ramp passes from its quartic start to its linear rest.
+# Where the smooth ramp changes from quartic to linear.
 _JOINT = 0.25
 
 
 def ramp(s: float, shape: RampShape = "linear") -> float:
-    """Growth from 0 (s <= 0) to 1 (s >= 1).
+    """Return a function that grows from 0 (s <= 0) to 1 (s >= 1).
 
-    `smooth` is a s^4 up to s = 1/4 and linear after it. With j the joint, value and slope agree there when
-    a j^4 = 1 - 4 a j^3 (1 - j), hence a = 1 / (4 j^3 - 3 j^4): the ramp is C1 and still ends at 1.
+    The linear ramp is s. The smooth ramp is a s^4 up to j = 1/4 and linear after it. It is continuously differentiable
+    and ends at 1 if a j^4 = 1 - 4 a j^3 (1 - j), i.e. a = 1 / (4 j^3 - 3 j^4).
+
+    Args:
+        s: finished share of the ramp.
+        shape: "linear" or "smooth".
     """
     s = min(max(s, 0.0), 1.0)
     if shape == "linear":
@@ -29,21 +33,31 @@ def ramp(s: float, shape: RampShape = "linear") -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """The phases of Algorithm 2, in epochs: T_nat, T_adv, then the joint phase, whose first R epochs ramp eps up."""
+    """The phases of Algorithm 2.
+
+    Args:
+        epochs: number of epochs.
+        natural: T_nat, epochs of natural warm-up.
+        adversarial: T_adv, epochs of adversarial warm-up.
+        adversarial_ramp: epochs of T_adv in which eps grows; the others have full eps. None: all of T_adv.
+        ramp: R, epochs of the joint phase in which eps grows to eps_train.
+        ramp_shape: shape of the ramp.
+    """
 
     epochs: float
-    natural: float = 0.0  # T_nat
-    adversarial: float = 0.0  # T_adv
-    adversarial_ramp: float | None = None  # epochs of T_adv in which eps grows; the rest stay at full eps
-    ramp: float = 0.0  # R
+    natural: float = 0.0
+    adversarial: float = 0.0
+    adversarial_ramp: float | None = None
+    ramp: float = 0.0
     ramp_shape: RampShape = "linear"
 
     @property
     def joint(self) -> float:
-        """When the warm-up ends and the joint phase begins."""
+        """The epoch at which the joint phase begins."""
         return self.natural + self.adversarial
 
     def phase(self, t: float) -> PhaseName:
+        """Return the phase at epoch t."""
         if t < self.natural:
             return "natural"
         if t < self.joint:
@@ -51,9 +65,9 @@ class Timeline:
         return "ramp" if t < self.joint + self.ramp else "full"
 
     def eps_share(self, t: float) -> float:
-        """eps_t / eps_train.
+        """Return eps_t / eps_train at epoch t.
 
-        The adversarial warm-up grows eps from 0 as well: at full eps from its first epoch the network collapses.
+        In the adversarial warm-up eps grows from 0, too. With full eps from its first epoch the network collapses.
         """
         match self.phase(t):
             case "natural":
@@ -68,8 +82,14 @@ class Timeline:
 
 
 class Position(NamedTuple):
-    """Where a run is: its stage (0: Algorithm 2, from 1 on: layer-wise), the epochs that are over, counted through all
-    stages, the steps of the epoch that has begun, and the epochs since the stage began."""
+    """The position of a run.
+
+    Attributes:
+        stage: 0 in the main phase (Algorithm 2), k in the k-th layer-wise stage.
+        epoch: number of finished epochs of all stages.
+        into: number of finished steps of the current epoch.
+        t: time since the stage began, in epochs.
+    """
 
     stage: int
     epoch: int
@@ -79,26 +99,35 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class Course:
-    """A run in steps. Every stage begins a new epoch, also when the one before it ended within one."""
+    """The number of steps of a run. Every stage begins a new epoch, even if the last epoch before it was incomplete.
+
+    Args:
+        main: steps of the main phase.
+        each: steps of each layer-wise stage.
+        stages: number of layer-wise stages.
+        per_epoch: steps per epoch.
+    """
 
     main: int
-    each: int  # of each layer-wise stage
+    each: int
     stages: int
     per_epoch: int
 
     @property
     def total(self) -> int:
+        """Number of steps."""
         return self.main + self.stages * self.each
 
     @property
     def epochs(self) -> int:
+        """Number of epochs."""
         return self._epochs(self.main) + self.stages * self._epochs(self.each)
 
     def _epochs(self, steps: int) -> int:
         return math.ceil(steps / self.per_epoch)
 
     def at(self, steps: int) -> Position:
-        """After that many steps; at the end of a stage the next has begun, but for the last."""
+        """Return the position after a number of steps. At the end of a stage it is the beginning of the next one."""
         if steps < self.main or self.stages == 0:
             stage, since, before = 0, steps, 0
         else:
@@ -110,16 +139,20 @@ class Course:
         return Position(stage, before + since // self.per_epoch, since % self.per_epoch, since / self.per_epoch)
 
     def epoch_ends(self, steps: int) -> int:
-        """The step at which the epoch that begins or goes on after `steps` ends."""
+        """Return the step at which the current epoch ends."""
         now = self.at(steps)
         stage_ends = self.main + now.stage * self.each
         return min(steps - now.into + self.per_epoch, stage_ends)
 
 
 def c_t(t: float, *, ramp_epochs: float, extra: float, decay: float) -> float:
-    """The FOSC threshold, as a share of c_max. Algorithm 2 line 4: clip(c_max - (t - R - extra) c_max / T', 0, c_max).
+    """Return c_t / c_max. Algorithm 2, line 4: c_t = clip(c_max - (t - R - extra) c_max / T', 0, c_max).
 
-    t counts from the end of the warm-up; `extra` are the appendix's epochs at full eps before the decay, `decay` is T'.
+    Args:
+        t: epochs since the end of the warm-up.
+        ramp_epochs: R.
+        extra: epochs at full eps before the decay, from the paper's appendix.
+        decay: T'.
     """
     if decay <= 0:
         return 1.0 if t < ramp_epochs + extra else 0.0
@@ -127,10 +160,10 @@ def c_t(t: float, *, ramp_epochs: float, extra: float, decay: float) -> float:
 
 
 def learning_rate(t: float, *, lr: float, milestones: Sequence[float], factor: float) -> float:
-    """`lr`, multiplied by `factor` once for every milestone that has been passed."""
+    """Return lr * factor^n, where n is the number of milestones (in epochs) up to epoch t."""
     return lr * factor ** sum(t >= m for m in milestones)
 
 
 def linear_decay(t: float, *, lr: float, start: float, end: float) -> float:
-    """`lr` until `start`, then a straight line down to 0 at `end`."""
+    """Return `lr` until epoch `start`, then a linear decay to 0 at epoch `end`."""
     return lr * min(max((end - t) / (end - start), 0.0), 1.0) if end > start else lr

@@ -14,8 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from advibp import UserError
-from advibp.attacks import feasible, pgd
-from advibp.attacks.auto_pgd import Loss, _Climb, apgd, checkpoints, climb_loss
+from advibp.attacks import LossName as Loss
+from advibp.attacks import attack_loss, feasible, linf_apgd, linf_pgd
+from advibp.attacks.attack_loss import targeted_loss
+from advibp.attacks.auto_pgd import _AdaptiveIterates, checkpoints
+from advibp.attacks.restarts import Iterates
 
 LOSSES = get_args(Loss)
 
@@ -27,7 +30,7 @@ losses = st.sampled_from(LOSSES)
 
 def value(net: nn.Module, x: Tensor, y: Tensor, loss: Loss = "margin") -> Tensor:
     with torch.no_grad():
-        return climb_loss(net(x), y, loss=loss)
+        return attack_loss(net(x), y, loss=loss)
 
 
 def battery(seed: int, n: int = 30) -> tuple[nn.Module, Tensor, Tensor]:
@@ -50,7 +53,7 @@ def test_every_iterate_is_in_the_set(
 ) -> None:
     net, x, y = problem(seed)
     spy, (lower, upper) = Spy(net), feasible(x, eps, within)
-    found = apgd(
+    found = linf_apgd(
         spy, x, y, eps, steps=steps, restarts=2, loss=loss, random_start=start, stop_on_success=False, within=within
     )
     assert len(spy.seen) == 2 * (steps + 1)  # one look per step, and one at the last iterate
@@ -63,7 +66,7 @@ def test_a_latent_box_is_a_tensor_of_radii_and_no_range(seed: int, loss: Loss) -
     net, _, y = problem(seed)
     center, radius = 3 * torch.randn(6, 4, dtype=torch.float64), torch.rand(6, 4, dtype=torch.float64)
     radius[:, 0] = 0  # a neuron that is known exactly
-    found = apgd(net, center, y, radius, steps=6, restarts=2, loss=loss, within=None)
+    found = linf_apgd(net, center, y, radius, steps=6, restarts=2, loss=loss, within=None)
     lower, upper = feasible(center, radius, None)
     assert bool(((lower <= found.x_adv) & (found.x_adv <= upper)).all())
     assert torch.equal(found.x_adv[:, 0], center[:, 0])
@@ -74,7 +77,7 @@ def test_images_keep_their_shape() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
     x = torch.rand(5, 1, 6, 6)
-    found = apgd(net, x, net(x).argmax(1), 0.3, steps=10, restarts=2)
+    found = linf_apgd(net, x, net(x).argmax(1), 0.3, steps=10, restarts=2)
     assert found.x_adv.shape == x.shape
     assert torch.equal(found.broken, wrong(net, found.x_adv, net(x).argmax(1)))
 
@@ -88,7 +91,7 @@ def test_broken_is_to_return_a_misclassified_point(
 ) -> None:
     net, x, y = problem(seed)
     options = {"steps": 5, "restarts": restarts, "loss": loss, "stop_on_success": stop, "targeted": targeted}
-    found = apgd(net, x, y, eps, **options)
+    found = linf_apgd(net, x, y, eps, **options)
     assert torch.equal(found.broken, wrong(net, found.x_adv, y) if restarts else torch.zeros(len(x), dtype=torch.bool))
 
 
@@ -97,7 +100,7 @@ def test_the_best_of_all_iterates_is_returned(seed: int, eps: float, loss: Loss,
     """So it is never weaker than its start."""
     net, x, y = problem(seed)
     spy = Spy(net)
-    found = apgd(spy, x, y, eps, steps=6, restarts=restarts, loss=loss, stop_on_success=False)
+    found = linf_apgd(spy, x, y, eps, steps=6, restarts=restarts, loss=loss, stop_on_success=False)
     values = torch.stack([value(net, s, y, loss) for s in spy.seen])
     hits = torch.stack([wrong(net, s, y) for s in spy.seen])
     assert torch.equal(found.broken, hits.any(0))
@@ -112,7 +115,7 @@ def test_two_classes_of_a_linear_model_end_in_the_worst_vertex(
 ) -> None:
     """The first step crosses the ball, and the second leaves no rounding behind."""
     net, x, y = problem(seed, classes=2, linear=True)
-    found = apgd(net, x, y, eps, steps=2, loss=loss, stop_on_success=False, within=within)
+    found = linf_apgd(net, x, y, eps, steps=2, loss=loss, stop_on_success=False, within=within)
     torch.testing.assert_close(value(net, found.x_adv, y), optimum(net, x, y, eps, within))
 
 
@@ -121,7 +124,7 @@ def test_one_restart_per_class_is_exact_on_a_linear_model(
     seed: int, eps: float, within: tuple[float, float] | None
 ) -> None:
     net, x, y = problem(seed, classes=5, linear=True)
-    found = apgd(net, x, y, eps, steps=2, restarts=5, stop_on_success=False, within=within)
+    found = linf_apgd(net, x, y, eps, steps=2, restarts=5, stop_on_success=False, within=within)
     torch.testing.assert_close(value(net, found.x_adv, y), optimum(net, x, y, eps, within))
     assert torch.equal(found.broken, wrong(net, found.x_adv, y))
 
@@ -141,9 +144,9 @@ def test_it_breaks_what_pgd_breaks_and_more(eps: float, loss: Loss) -> None:
     for seed in range(12):
         net, x, y = battery(seed)
         torch.manual_seed(seed)
-        theirs += int(pgd(net, x, y, eps, steps=20, restarts=3).broken.sum())
+        theirs += int(linf_pgd(net, x, y, eps, steps=20, restarts=3).broken.sum())
         torch.manual_seed(seed)
-        ours += int(apgd(net, x, y, eps, steps=20, restarts=3, loss=loss).broken.sum())
+        ours += int(linf_apgd(net, x, y, eps, steps=20, restarts=3, loss=loss).broken.sum())
     assert ours >= theirs > 0
 
 
@@ -155,8 +158,8 @@ def test_a_restart_aims_at_a_class_that_the_gradient_hides() -> None:
 
     x, y = torch.tensor([[0.0]]), torch.tensor([0])
     options = {"steps": 10, "restarts": 3, "random_start": False, "within": None}
-    assert not bool(apgd(net, x, y, 0.6, targeted=False, **options).broken)
-    found = apgd(net, x, y, 0.6, **options)
+    assert not bool(linf_apgd(net, x, y, 0.6, targeted=False, **options).broken)
+    found = linf_apgd(net, x, y, 0.6, **options)
     assert bool(found.broken)
     assert float(found.x_adv) < -0.5
 
@@ -166,7 +169,7 @@ def test_restarts_aim_at_the_wrong_classes_from_the_likeliest_on(seed: int) -> N
     """One step on a linear model ends in the vertex of the class it aims at; after the last class comes the first."""
     net, x, y = problem(seed, classes=4, linear=True)
     spy = Spy(net)
-    apgd(spy, x, y, 0.1, steps=1, restarts=5, random_start=False, stop_on_success=False, within=None)
+    linf_apgd(spy, x, y, 0.1, steps=1, restarts=5, random_start=False, stop_on_success=False, within=None)
     order = [
         [k for k in row if k != label] for row, label in zip((-net(x)).argsort(1).tolist(), y.tolist(), strict=True)
     ]
@@ -183,8 +186,8 @@ def test_a_saturated_cross_entropy_hides_what_the_margin_sees() -> None:
         return 1000 * torch.cat([0 * x, x - 0.5], 1)
 
     x, y = torch.tensor([[0.1]]), torch.tensor([0])
-    assert not bool(apgd(net, x, y, 0.6, loss="ce", random_start=False).broken)
-    assert bool(apgd(net, x, y, 0.6, loss="margin", random_start=False).broken)
+    assert not bool(linf_apgd(net, x, y, 0.6, loss="ce", random_start=False).broken)
+    assert bool(linf_apgd(net, x, y, 0.6, loss="margin", random_start=False).broken)
 
 
 @given(seeds, st.floats(0.01, 0.5), st.booleans(), losses)
@@ -193,7 +196,7 @@ def test_more_restarts_never_find_less(seed: int, eps: float, stop: bool, loss: 
     found = []
     for restarts in (1, 2, 4):
         torch.manual_seed(seed)  # the first restarts are then the same
-        found.append(apgd(net, x, y, eps, steps=3, restarts=restarts, stop_on_success=stop, loss=loss))
+        found.append(linf_apgd(net, x, y, eps, steps=3, restarts=restarts, stop_on_success=stop, loss=loss))
     for fewer, more in pairwise(found):
         assert not bool((fewer.broken & ~more.broken).any())
         same = fewer.broken == more.broken
@@ -206,9 +209,9 @@ def test_broken_images_leave_the_batch_and_else_their_loss_rises_further(seed: i
     net, x, y = problem(seed)
     stopping, going = Spy(net), Spy(net)
     torch.manual_seed(seed)
-    found = apgd(stopping, x, y, eps, steps=8, loss=loss)
+    found = linf_apgd(stopping, x, y, eps, steps=8, loss=loss)
     torch.manual_seed(seed)
-    searched = apgd(going, x, y, eps, steps=8, loss=loss, stop_on_success=False)
+    searched = linf_apgd(going, x, y, eps, steps=8, loss=loss, stop_on_success=False)
     assert torch.equal(found.broken, searched.broken)
     assert bool((value(net, searched.x_adv, y, loss) >= value(net, found.x_adv, y, loss) - 1e-12).all())
     broken = torch.zeros(len(x), dtype=torch.bool)
@@ -220,7 +223,7 @@ def test_broken_images_leave_the_batch_and_else_their_loss_rises_further(seed: i
 
 def test_without_stopping_the_loss_of_most_broken_images_is_higher() -> None:
     net, x, y = battery(0)
-    ends = [apgd(net, x, y, 0.1, steps=20, random_start=False, stop_on_success=stop) for stop in (True, False)]
+    ends = [linf_apgd(net, x, y, 0.1, steps=20, random_start=False, stop_on_success=stop) for stop in (True, False)]
     gain = (value(net, ends[1].x_adv, y) - value(net, ends[0].x_adv, y))[ends[0].broken]
     assert float((gain > 0).double().mean()) > 0.5
 
@@ -251,7 +254,7 @@ def test_the_step_is_halved_until_a_narrow_peak_is_found() -> None:
 
     x, y = torch.tensor([[0.0]], dtype=torch.float64), torch.tensor([0])
     spy = Spy(nn.Identity())
-    found = apgd(lambda x: net(spy(x)), x, y, 1.0, steps=100, random_start=False, within=None)
+    found = linf_apgd(lambda x: net(spy(x)), x, y, 1.0, steps=100, random_start=False, within=None)
     assert float((found.x_adv - 0.4321).abs()) < 0.01
     walk = torch.cat(spy.seen).flatten()
     assert float(walk[1]) == 1.0  # the first step is 2 eps long, and projected
@@ -267,7 +270,7 @@ def test_an_image_that_is_stuck_returns_to_its_peak() -> None:
 
     x, y = torch.tensor([[0.0]], dtype=torch.float64), torch.tensor([0])
     spy = Spy(nn.Identity())
-    found = apgd(lambda x: net(spy(x)), x, y, 1.0, steps=100, random_start=False, within=None)
+    found = linf_apgd(lambda x: net(spy(x)), x, y, 1.0, steps=100, random_start=False, within=None)
     walk = torch.cat(spy.seen).flatten().tolist()
     assert [walk[w + 1] for w in (0, 22, 41, 57)] == [-1, -0.75, -0.375, -0.1875]
     assert float(found.x_adv) == 0.0
@@ -281,18 +284,19 @@ def test_an_image_that_is_stuck_returns_to_its_peak() -> None:
 def test_the_two_conditions(rises: int, halved: bool, top: float, stuck: bool) -> None:
     """Ten moves: 8 rises are enough and 7 are not; a top that stays is too little, unless the step is new."""
     x, row = torch.zeros(1, 4), torch.zeros(1, dtype=torch.long)
-    at = _Climb.begin(row, row, row, x - 1, x + 1, torch.ones_like(x), x)
-    at.rises, at.halved, at.top, at.top_then = row + rises, torch.tensor([halved]), x[:, 0] + top, x[:, 0]
-    at.judge(10, torch.zeros_like(x))
+    at = _AdaptiveIterates.begin(Iterates(row, row, x - 1, x + 1, torch.ones_like(x), x), row)
+    at.rises, at.halved = row + rises, torch.tensor([halved])
+    at.best_value, at.best_at_checkpoint = x[:, 0] + top, x[:, 0]
+    at.check_progress(10, torch.zeros_like(x))
     assert bool(at.halved) == stuck
-    assert torch.equal(at.stride, torch.full_like(x, 1.0 if stuck else 2.0))
+    assert torch.equal(at.stepsize, torch.full_like(x, 1.0 if stuck else 2.0))
 
 
 @given(seeds, st.floats(0.1, 0.6), losses, st.integers(1, 40))
 def test_each_image_walks_as_the_paper_says(seed: int, eps: float, loss: Loss, steps: int) -> None:
     net, x, y = battery(seed, n=3)
     spy = Spy(net)
-    apgd(spy, x, y, eps, steps=steps, loss=loss, random_start=False, stop_on_success=False)
+    linf_apgd(spy, x, y, eps, steps=steps, loss=loss, random_start=False, stop_on_success=False)
     for i in range(len(x)):
         expected = torch.cat(walk(net, x[i : i + 1], y[i : i + 1], eps, loss, steps))
         torch.testing.assert_close(torch.stack([s[i] for s in spy.seen]), expected)
@@ -316,7 +320,7 @@ def walk(net: nn.Module, x: Tensor, y: Tensor, eps: float, loss: Loss, steps: in
                 eta, now, before = eta / 2, peak, peak
             last = k
         at = now.clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(climb_loss(net(at), y, loss=loss).sum(), at)
+        (gradient,) = torch.autograd.grad(attack_loss(net(at), y, loss=loss).sum(), at)
         z = torch.clamp(now + eta * gradient.sign(), lower, upper)
         alpha = 0.75 if k else 1.0
         x_next = torch.clamp(now + alpha * (z - now) + (1 - alpha) * (now - before), lower, upper)
@@ -337,9 +341,9 @@ def test_an_image_with_its_own_generator_does_not_know_its_batch(seed: int, loss
         return [torch.Generator().manual_seed(100 + i) for i in rows]
 
     options = {"steps": 8, "restarts": 3, "loss": loss}
-    everything = apgd(net, x, y, 0.1, generators=generators([*range(6)]), **options)
+    everything = linf_apgd(net, x, y, 0.1, generators=generators([*range(6)]), **options)
     for rows in ([0], [3], [5, 1, 2]):
-        alone = apgd(net, x[rows], y[rows], 0.1, generators=generators(rows), **options)
+        alone = linf_apgd(net, x[rows], y[rows], 0.1, generators=generators(rows), **options)
         assert torch.equal(alone.broken, everything.broken[rows])
         torch.testing.assert_close(alone.x_adv, everything.x_adv[rows])
 
@@ -349,7 +353,7 @@ def test_the_global_seed_determines_an_attack() -> None:
     found = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        found.append(apgd(net, x, y, 0.05, steps=2, restarts=2).x_adv)
+        found.append(linf_apgd(net, x, y, 0.05, steps=2, restarts=2).x_adv)
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
 
@@ -357,7 +361,7 @@ def test_the_global_seed_determines_an_attack() -> None:
 def test_without_a_random_start_no_randomness_is_used() -> None:
     net, x, y = problem(0)
     state, spy = torch.random.get_rng_state(), Spy(net)
-    apgd(spy, x, y, 0.1, steps=3, restarts=2, random_start=False)
+    linf_apgd(spy, x, y, 0.1, steps=3, restarts=2, random_start=False)
     assert torch.equal(state, torch.random.get_rng_state())
     assert torch.equal(spy.seen[0], x)
 
@@ -365,7 +369,7 @@ def test_without_a_random_start_no_randomness_is_used() -> None:
 def test_network_and_images_are_left_alone() -> None:
     net, x, y = problem(0)
     before, weights = x.clone(), [p.clone() for p in net.parameters()]
-    found = apgd(net, x, y, 0.2, steps=10, restarts=2)
+    found = linf_apgd(net, x, y, 0.2, steps=10, restarts=2)
     assert all(p.grad is None and torch.equal(p, w) for p, w in zip(net.parameters(), weights, strict=True))
     assert torch.equal(x, before)
     assert not found.x_adv.requires_grad
@@ -382,11 +386,11 @@ def test_a_point_at_which_the_network_overflows_is_no_counterexample(bad: float,
         return torch.cat([torch.ones_like(x), hill, -x], 1)
 
     x, y, spy = torch.tensor([[0.5], [0.1]]), torch.tensor([0, 0]), Spy(nn.Identity())
-    found = apgd(lambda x: net(spy(x)), x, y, 0.3, steps=40, restarts=3, loss=loss)
+    found = linf_apgd(lambda x: net(spy(x)), x, y, 0.3, steps=40, restarts=3, loss=loss)
     assert not bool(found.broken.any())
     assert bool(net(found.x_adv).isfinite().all())
     assert all(bool(((s - x).abs() <= 0.3 + 1e-6).all()) for s in spy.seen)
-    everywhere = apgd(lambda x: bad * net(x), x, y, 0.3, steps=5, restarts=2, loss=loss)
+    everywhere = linf_apgd(lambda x: bad * net(x), x, y, 0.3, steps=5, restarts=2, loss=loss)
     assert not bool(everywhere.broken.any())
     assert bool(everywhere.x_adv.isfinite().all())
 
@@ -398,7 +402,7 @@ def test_an_overflow_is_nowhere_to_go_back_to(bad: float) -> None:
     def net(x: Tensor) -> Tensor:
         return torch.cat([torch.full_like(x, 0.4), x + torch.where(x > 0.6, bad, 0.0)], 1)
 
-    found = apgd(net, torch.tensor([[0.3]]), torch.tensor([0]), 0.5, random_start=False)
+    found = linf_apgd(net, torch.tensor([[0.3]]), torch.tensor([0]), 0.5, random_start=False)
     assert bool(found.broken)
     assert 0.4 < float(found.x_adv) <= 0.6
 
@@ -406,7 +410,7 @@ def test_an_overflow_is_nowhere_to_go_back_to(bad: float) -> None:
 @pytest.mark.parametrize("stop", [True, False])
 def test_no_images(stop: bool) -> None:
     net, x, y = problem(0)
-    found = apgd(net, x[:0], y[:0], 0.1, steps=3, restarts=2, stop_on_success=stop, generators=[])
+    found = linf_apgd(net, x[:0], y[:0], 0.1, steps=3, restarts=2, stop_on_success=stop, generators=[])
     assert found.x_adv.shape == (0, 4)
     assert found.broken.shape == (0,)
 
@@ -418,8 +422,8 @@ def test_no_images(stop: bool) -> None:
 def test_dlr_is_the_margin_without_its_scale(seed: int, scale: float) -> None:
     torch.manual_seed(seed)
     logits, y = torch.randn(5, 4, dtype=torch.float64), torch.randint(4, (5,))
-    found = climb_loss(logits, y, loss="dlr")
-    torch.testing.assert_close(climb_loss(scale * logits + 7, y, loss="dlr"), found)
+    found = attack_loss(logits, y, loss="dlr")
+    torch.testing.assert_close(attack_loss(scale * logits + 7, y, loss="dlr"), found)
     for row, label, ratio in zip(logits.tolist(), y.tolist(), found.tolist(), strict=True):
         first, _, third, _ = sorted(row, reverse=True)
         margin = max(z for k, z in enumerate(row) if k != label) - row[label]
@@ -429,12 +433,12 @@ def test_dlr_is_the_margin_without_its_scale(seed: int, scale: float) -> None:
 def test_dlr_of_two_classes_is_refused() -> None:
     net, x, y = problem(0, classes=2)
     with pytest.raises(UserError, match=r"dlr needs 3 classes.*2.*margin"):
-        apgd(net, x, y, 0.1, loss="dlr")
+        linf_apgd(net, x, y, 0.1, loss="dlr")
 
 
 @given(seeds)
 def test_the_targeted_loss_of_the_best_target_is_the_margin(seed: int) -> None:
     torch.manual_seed(seed)
     logits, y = torch.randn(5, 4), torch.randint(4, (5,))
-    each = torch.stack([climb_loss(logits, y, loss="ce", target=(y + k) % 4) for k in (1, 2, 3)])
-    torch.testing.assert_close(each.amax(0), climb_loss(logits, y, loss="margin"))
+    each = torch.stack([targeted_loss(logits, y, (y + k) % 4) for k in (1, 2, 3)])
+    torch.testing.assert_close(each.amax(0), attack_loss(logits, y, loss="margin"))

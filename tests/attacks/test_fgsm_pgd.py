@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from advibp import attacks
-from advibp.attacks import attack_loss, feasible, fgsm, fgsm_random, fosc, pgd
+from advibp.attacks import attack_loss, feasible, fosc, linf_fgsm, linf_fgsm_random, linf_pgd
 
 seeds = st.integers(0, 2**32 - 1)
 radii = st.one_of(st.just(0.0), st.floats(1e-3, 1.5))
 ranges = st.sampled_from([(0.0, 1.0), None, (-0.5, 2.0)])
 
 ATTACKS: dict[str, Callable[..., Tensor]] = {
-    "fgsm": fgsm,
-    "fgsm_random": fgsm_random,
-    "pgd": lambda *args, **options: pgd(*args, steps=4, step=0.4, **options).x_adv,
-    "pgd_on": lambda *args, **options: pgd(*args, steps=4, restarts=2, stop_on_success=False, **options).x_adv,
+    "fgsm": linf_fgsm,
+    "fgsm_random": linf_fgsm_random,
+    "pgd": lambda *args, **options: linf_pgd(*args, steps=4, rel_stepsize=0.4, **options).x_adv,
+    "pgd_on": lambda *args, **options: linf_pgd(*args, steps=4, restarts=2, stop_on_success=False, **options).x_adv,
 }
 
 
@@ -83,7 +83,7 @@ def test_the_clean_image_is_feasible(seed: int, eps: float) -> None:
 def test_fgsm_on_a_linear_model_is_the_worst_vertex(seed: int, eps: float, within: tuple[float, float] | None) -> None:
     """Two classes: the loss rises with one linear function, so no vertex of the set beats one signed step."""
     net, x, y = problem(seed, classes=2, linear=True)
-    found = losses(net, fgsm(net, x, y, eps, within=within), y)
+    found = losses(net, linf_fgsm(net, x, y, eps, within=within), y)
     for i, (lower, upper) in enumerate(zip(*feasible(x, eps, within), strict=True)):
         corners = vertices(lower, upper)
         worst = losses(net, corners, y[i].expand(len(corners))).max()
@@ -93,7 +93,7 @@ def test_fgsm_on_a_linear_model_is_the_worst_vertex(seed: int, eps: float, withi
 @given(seeds, st.floats(0.1, 2.0))
 def test_fgsm_steps_as_far_as_it_is_told(seed: int, step: float) -> None:
     net, x, y = problem(seed, linear=True)
-    moved = (fgsm(net, x, y, 0.1, step=step, within=None) - x).abs()
+    moved = (linf_fgsm(net, x, y, 0.1, rel_stepsize=step, within=None) - x).abs()
     torch.testing.assert_close(moved, torch.full_like(moved, 0.1 * min(step, 1.0)))
 
 
@@ -104,7 +104,7 @@ def test_random_start_and_a_step_of_five_quarters() -> None:
     net, n, eps = nn.Linear(4, 2).double(), 5000, 0.1
     x, y = torch.rand(n, 4, dtype=torch.float64), torch.zeros(n, dtype=torch.long)
     uphill = (net.weight[1] - net.weight[0]).detach().sign()
-    moved = (fgsm_random(net, x, y, eps, within=None) - x) * uphill / eps
+    moved = (linf_fgsm_random(net, x, y, eps, within=None) - x) * uphill / eps
     assert float(moved.min()) >= 0.25
     for ends in moved.T:  # each coordinate, whichever way its gradient points
         assert float((ends > 1 - 1e-9).double().mean()) == pytest.approx(5 / 8, abs=5 * math.sqrt(15 / 64 / n))
@@ -119,7 +119,7 @@ def test_random_start_and_a_step_of_five_quarters() -> None:
 def test_pgd_is_never_worse_than_its_start(seed: int, eps: float, random_start: bool, stop: bool) -> None:
     net, x, y = problem(seed)
     spy = Spy(net)
-    found = pgd(spy, x, y, eps, steps=5, random_start=random_start, stop_on_success=stop)
+    found = linf_pgd(spy, x, y, eps, steps=5, random_start=random_start, stop_on_success=stop)
     start = spy.seen[0]
     assert random_start or torch.equal(start, x)
     at_start = wrong(net, start, y)
@@ -134,7 +134,7 @@ def test_broken_is_to_return_a_misclassified_point(
     seed: int, eps: float, stop: bool, loss: attacks.LossName, restarts: int
 ) -> None:
     net, x, y = problem(seed)
-    found = pgd(net, x, y, eps, steps=5, step=0.4, stop_on_success=stop, loss=loss, restarts=restarts)
+    found = linf_pgd(net, x, y, eps, steps=5, rel_stepsize=0.4, stop_on_success=stop, loss=loss, restarts=restarts)
     assert torch.equal(found.broken, wrong(net, found.x_adv, y) if restarts else torch.zeros(len(x), dtype=torch.bool))
 
 
@@ -142,7 +142,7 @@ def test_broken_is_to_return_a_misclassified_point(
 def test_the_best_of_all_iterates_is_returned(seed: int, eps: float) -> None:
     net, x, y = problem(seed)
     spy = Spy(net)
-    found = pgd(spy, x, y, eps, steps=6, step=0.5, restarts=2, stop_on_success=False)
+    found = linf_pgd(spy, x, y, eps, steps=6, rel_stepsize=0.5, restarts=2, stop_on_success=False)
     seen = torch.stack(spy.seen)
     values, hits = torch.stack([losses(net, s, y) for s in seen]), torch.stack([wrong(net, s, y) for s in seen])
     assert len(seen) == 2 * 7  # one look per step, and one at the last iterate
@@ -156,9 +156,9 @@ def test_broken_images_leave_the_batch(seed: int, eps: float) -> None:
     net, x, y = problem(seed)
     stopping, going = Spy(net), Spy(net)
     torch.manual_seed(seed)
-    found = pgd(stopping, x, y, eps, steps=8, step=0.3)
+    found = linf_pgd(stopping, x, y, eps, steps=8, rel_stepsize=0.3)
     torch.manual_seed(seed)
-    searched = pgd(going, x, y, eps, steps=8, step=0.3, stop_on_success=False)
+    searched = linf_pgd(going, x, y, eps, steps=8, rel_stepsize=0.3, stop_on_success=False)
     assert torch.equal(found.broken, searched.broken)
     # At each step those are left that no earlier iterate has broken.
     broken = torch.zeros(len(x), dtype=torch.bool)
@@ -177,7 +177,7 @@ def test_more_restarts_never_find_less(seed: int, eps: float, stop: bool) -> Non
     found = []
     for restarts in (1, 2, 4):
         torch.manual_seed(seed)  # the first restarts are then the same
-        found.append(pgd(net, x, y, eps, steps=3, restarts=restarts, stop_on_success=stop))
+        found.append(linf_pgd(net, x, y, eps, steps=3, restarts=restarts, stop_on_success=stop))
     for fewer, more in pairwise(found):
         assert not bool((fewer.broken & ~more.broken).any())
         same = fewer.broken == more.broken
@@ -191,8 +191,8 @@ def test_pgd_on_a_linear_model_ends_in_the_worst_vertex(
 ) -> None:
     """Twenty steps of a tenth cross the ball from any start."""
     net, x, y = problem(seed, classes=2, linear=True)
-    found = pgd(net, x, y, eps, steps=21, loss=loss, stop_on_success=False, within=within)
-    torch.testing.assert_close(losses(net, found.x_adv, y), losses(net, fgsm(net, x, y, eps, within=within), y))
+    found = linf_pgd(net, x, y, eps, steps=21, loss=loss, stop_on_success=False, within=within)
+    torch.testing.assert_close(losses(net, found.x_adv, y), losses(net, linf_fgsm(net, x, y, eps, within=within), y))
 
 
 def test_a_misclassified_point_is_kept_though_its_loss_is_lower() -> None:
@@ -204,7 +204,7 @@ def test_a_misclassified_point_is_kept_though_its_loss_is_lower() -> None:
         return torch.cat([0 * x, torch.where(middle, 0.01, -0.01) + 0.001 * x, torch.where(middle, -9.0, -0.01)], 1)
 
     x, y = torch.tensor([[0.0]]), torch.tensor([0])
-    found = pgd(net, x, y, 1.0, steps=5, step=0.2, random_start=False, stop_on_success=False)
+    found = linf_pgd(net, x, y, 1.0, steps=5, rel_stepsize=0.2, random_start=False, stop_on_success=False)
     assert bool(found.broken)
     assert 0.3 < float(found.x_adv) < 0.7
 
@@ -264,8 +264,8 @@ def test_the_global_seed_determines_an_attack(name: str) -> None:
 def test_without_a_random_start_no_randomness_is_used() -> None:
     net, x, y = problem(0)
     state = torch.random.get_rng_state()
-    fgsm(net, x, y, 0.1)
-    pgd(net, x, y, 0.1, steps=3, random_start=False)
+    linf_fgsm(net, x, y, 0.1)
+    linf_pgd(net, x, y, 0.1, steps=3, random_start=False)
     assert torch.equal(state, torch.random.get_rng_state())
 
 
@@ -299,7 +299,7 @@ def test_fosc_is_the_largest_gain_over_the_vertices(a: Tensor, b: Tensor, g: Ten
 @given(seeds, st.floats(0.01, 0.5))
 def test_fosc_of_a_linear_model_vanishes_at_the_attack_and_counts_each_sample(seed: int, eps: float) -> None:
     net, x, y = problem(seed, classes=2, linear=True)
-    x_adv = fgsm(net, x, y, eps).requires_grad_()
+    x_adv = linf_fgsm(net, x, y, eps).requires_grad_()
     (g,) = torch.autograd.grad(attack_loss(net(x_adv), y, "ce").sum(), x_adv)
     assume(bool((g != 0).all()))
     value = fosc(x_adv.detach(), g, *feasible(x, eps))

@@ -135,8 +135,8 @@ def test_attacks_find_points_of_the_zonotope(case: Case, projections: int) -> No
     latent, y = case.latent(projections), labels()
     zonotope, _ = explicit(case, latent)
     zeros = case.box.center.new_zeros(IMAGES, latent.symbols)
-    found = attacks.pgd(latent, zeros, y, 1.0, within=None, steps=3, step=0.5, stop_on_success=False).x_adv
-    for e in (found, attacks.fgsm_random(latent, zeros, y, 1.0, within=None)):
+    found = attacks.linf_pgd(latent, zeros, y, 1.0, within=None, steps=3, rel_stepsize=0.5, stop_on_success=False).x_adv
+    for e in (found, attacks.linf_fgsm_random(latent, zeros, y, 1.0, within=None)):
         assert e.isfinite().all()
         assert (e.abs() <= 1).all()
         point = latent.point(e)
@@ -154,7 +154,7 @@ def test_where_the_rest_is_linear_one_step_reaches_the_end_of_the_zonotope(case:
     zonotope, _ = explicit(case, latent)
     zeros = case.box.center.new_zeros(IMAGES, latent.symbols)
     with torch.no_grad():
-        logits = latent(attacks.fgsm(latent, zeros, y, 1.0, within=None, loss="margin"))
+        logits = latent(attacks.linf_fgsm(latent, zeros, y, 1.0, within=None, loss="margin"))
         lowest = case.cut.after(zonotope).lower_margins(y)
     assert close(-attacks.attack_loss(logits, y, "margin"), lowest.gather(1, 1 - y[:, None])[:, 0])
 
@@ -408,7 +408,7 @@ def test_a_generator_makes_it_repeatable() -> None:
 def test_mistakes() -> None:
     before, box = nn.Sequential(nn.Linear(6, 6), nn.ReLU()).double(), images(6)
     latent = LatentZonotope(before, nn.Linear(6, 3).double(), box)
-    with pytest.raises(UserError, match=r"e must be \(2, 12\), not \(1, 12\); in attacks.pgd set stop_on_success"):
+    with pytest.raises(UserError, match=r"e must be \(2, 12\), not \(1, 12\); in attacks.linf_pgd set stop_on_success"):
         latent.point(uniform(latent)[:1])
     assert latent.next_relu() is None  # as no ReLU comes after the cut
     with pytest.raises(UserError, match="projections must not be negative, got -1"):

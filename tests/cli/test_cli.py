@@ -337,7 +337,7 @@ def test_paths_are_shown_whole_whatever_they_look_like(own_run: Path, capsys: py
     c_max=st.just("auto") | st.floats(0, 5),
     clip=st.none() | st.floats(0.1, 100),
     milestones=st.lists(st.sampled_from(["5%", "50%", 3.5]), max_size=2),
-    normalise=st.booleans(),
+    normalize=st.booleans(),
     net=st.sampled_from(["dm-small", "Conv 3 2x2+1, FC 4", "a folder/own.py:make"]),
 )
 def test_the_command_of_a_recipe_says_all_of_it(milestones: list[str | float], **options: object) -> None:

@@ -1,4 +1,4 @@
-"""BatchNorm within a step: one pass leaves its mark, a set is normalised like the batch it surrounds."""
+"""BatchNorm within a step: one pass leaves its mark, a set is normalized like the batch it surrounds."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from advibp import Box, UserError, attacks, data, objectives
 from advibp.execution import batchnorm
 from advibp.execution.batchnorm import Population
+from advibp.objectives import Ball
 from advibp.recipe import Recipe
 from advibp.training import Training
 
@@ -84,7 +85,7 @@ def test_an_attack_leaves_no_trace_and_sees_its_own_batch(build: Any) -> None:
     before, expected = running(net), copy.deepcopy(net)(x)
     with batchnorm.step(net, True), batchnorm.quietly():
         assert torch.allclose(net(x), expected, atol=1e-6)
-        attacks.fgsm_random(net, x, y, 0.1)
+        attacks.linf_fgsm_random(net, x, y, 0.1)
     assert same(before, running(net))
 
 
@@ -128,7 +129,7 @@ def test_a_set_of_one_point_has_the_gradient_of_usual_training(build: Any) -> No
                 statistics.capture(net, x)
             else:
                 net(x)
-            loss = objectives.ibp(net, x, y, 0.0).loss
+            loss = objectives.ibp(net, Ball(x, 0.0), y).loss
             found = torch.autograd.grad(loss, params, materialize_grads=True)
         assert all(torch.allclose(g, e, atol=1e-9) for g, e in zip(found, expected, strict=True))
 
@@ -145,7 +146,7 @@ def test_nothing_is_gained_by_scaling_what_batchnorm_scales_back(seed: int, eps:
     x = x.double()
     with batchnorm.step(net, True):
         net(x)
-        loss = objectives.ibp(net, x, y, eps).loss
+        loss = objectives.ibp(net, Ball(x, eps), y).loss
         weight, bias = torch.autograd.grad(loss, [net[0].weight, net[0].bias])
     slope = (weight * net[0].weight).sum() + (bias * net[0].bias).sum()
     assert float(slope.detach()) == pytest.approx(0, abs=1e-9)
@@ -247,4 +248,4 @@ def test_a_batch_of_one_is_refused_in_a_sentence() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
     x, y = images(1)
     with pytest.raises(UserError, match="A batch of one image"), batchnorm.step(net, True):
-        objectives.adversarial(net, x, y, 0.1)
+        objectives.adversarial(net, Ball(x, 0.1), y)

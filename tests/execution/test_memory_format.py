@@ -35,7 +35,7 @@ def images(channels: int = 2) -> Data:
 def trained(channels: int, channels_last: bool, monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """Without random starts, which are drawn in the order of memory."""
     monkeypatch.setattr(memory_format, "prefers_channels_last", lambda net, device: channels_last)
-    monkeypatch.setattr(attacks, "fgsm_random", lambda net, x, y, eps, **_: attacks.fgsm(net, x, y, eps))
+    monkeypatch.setattr(attacks, "linf_fgsm_random", lambda net, x, y, eps, **_: attacks.linf_fgsm(net, x, y, eps))
     net = nets.build(DEEP, (channels, 6, 6), 2, seed=0)
     train(net, images(channels), show=Silent(), **OPTIONS)
     return torch.cat([p.detach().reshape(-1) for p in net.parameters()])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from advibp import Recipe, attacks, certify, data
-from advibp.attacks.auto_pgd import apgd
+from advibp.attacks import linf_apgd
 from advibp.bounds import Box, Zonotope
 from advibp.data import Data, Split
 from advibp.execution.own_copy import run_on_copy
@@ -160,7 +160,7 @@ def test_what_it_writes_does_not_move_the_box() -> None:
     assert x.item() == pytest.approx(0.46)
 
 
-@pytest.mark.parametrize("attack", [attacks.pgd, apgd])
+@pytest.mark.parametrize("attack", [attacks.linf_pgd, linf_apgd])
 def test_attacks_are_those_of_the_twin(attack: Any) -> None:
     writing, plain, x, y = problem()
     given, found = x.clone(), []
@@ -173,7 +173,7 @@ def test_attacks_are_those_of_the_twin(attack: Any) -> None:
     assert found[0].broken.any()
 
 
-@pytest.mark.parametrize("attack", [attacks.fgsm, attacks.fgsm_random])
+@pytest.mark.parametrize("attack", [attacks.linf_fgsm, attacks.linf_fgsm_random])
 def test_single_steps_are_those_of_the_twin(attack: Any) -> None:
     writing, plain, x, y = problem()
     found = []

@@ -46,4 +46,6 @@ def weights_of(net: nn.Module) -> Tensor:
 
 def fgsm_without_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     """An attack that depends on the image alone."""
-    monkeypatch.setattr(attacks, "fgsm_random", lambda net, x, y, eps, **_: attacks.fgsm(net, x, y, eps, step=0.5))
+    monkeypatch.setattr(
+        attacks, "linf_fgsm_random", lambda net, x, y, eps, **_: attacks.linf_fgsm(net, x, y, eps, rel_stepsize=0.5)
+    )

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_problems import problem
 
-from advibp import Box, objectives
-from advibp.objectives import Settings
+from advibp import Box, Method, Recipe, objectives
+from advibp.objectives import Ball, Settings
 
 SPECS = ("FC 5", "FC 8, FC 6", "Conv 3 2x2+1, FC 6", "Conv 2 3x3+1, Conv 3 2x2+2")
 torch.set_num_threads(1)
@@ -31,7 +31,7 @@ def test_every_member_of_the_set_has_a_loss_below_the_abstract_one(spec: str, se
     net, x, y = problem(spec, seed)
     torch.manual_seed(seed)
     regular, adversarial, abstract = (
-        objective(net, x, y, eps).loss.item()
+        objective(net, Ball(x, eps), y).loss.item()
         for objective in (objectives.regular, objectives.adversarial, objectives.ibp)
     )
     anyone = F.cross_entropy(net((x + eps * (2 * torch.rand_like(x) - 1)).clamp(0, 1)), y).item()
@@ -42,22 +42,22 @@ def test_every_member_of_the_set_has_a_loss_below_the_abstract_one(spec: str, se
 @problems
 def test_all_losses_agree_at_eps_zero(spec: str, seed: int, eps: float) -> None:
     net, x, y = problem(spec, seed)
-    want = objectives.regular(net, x, y, 0.0).loss
+    want = objectives.regular(net, Ball(x, 0.0), y).loss
     for objective in (objectives.adversarial, objectives.ibp):
-        torch.testing.assert_close(objective(net, x, y, 0.0).loss, want, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(objective(net, Ball(x, 0.0), y).loss, want, rtol=1e-10, atol=1e-10)
 
 
 @problems
 def test_the_abstract_loss_grows_with_eps(spec: str, seed: int, eps: float) -> None:
     net, x, y = problem(spec, seed)
-    smaller, larger = (objectives.ibp(net, x, y, e).loss.item() for e in (eps / 2, eps))
+    smaller, larger = (objectives.ibp(net, Ball(x, e), y).loss.item() for e in (eps / 2, eps))
     assert smaller <= larger + 1e-9 * max(1.0, larger)
 
 
 @problems
 def test_the_adversarial_point_lies_in_the_set_and_asks_for_its_gradient(spec: str, seed: int, eps: float) -> None:
     net, x, y = problem(spec, seed)
-    loss, point = objectives.adversarial(net, x, y, eps, now=objectives.Now(wants_fosc=True))
+    loss, point = objectives.adversarial(net, Ball(x, eps), y, context=objectives.Context(wants_fosc=True))
     assert point is not None
     assert point.is_leaf
     assert point.requires_grad
@@ -72,7 +72,8 @@ def test_the_adversarial_point_lies_in_the_set_and_asks_for_its_gradient(spec: s
 
 @pytest.mark.parametrize("objective", [objectives.regular, objectives.ibp])
 def test_only_an_attack_has_a_point(objective: objectives.Objective) -> None:
-    assert objective(*problem("FC 5", 0), 0.1, now=objectives.Now(wants_fosc=True)).point is None
+    net, x, y = problem("FC 5", 0)
+    assert objective(net, Ball(x, 0.1), y, objectives.Context(wants_fosc=True)).point is None
 
 
 @problems
@@ -81,7 +82,9 @@ def test_the_adversarial_loss_does_not_depend_on_what_else_is_wanted(spec: str, 
     losses = []
     for wants_fosc in (False, True):
         torch.manual_seed(seed)
-        losses.append(objectives.adversarial(net, x, y, eps, now=objectives.Now(wants_fosc=wants_fosc)).loss)
+        losses.append(
+            objectives.adversarial(net, Ball(x, eps), y, context=objectives.Context(wants_fosc=wants_fosc)).loss
+        )
     assert losses[0] == losses[1]
     for g, h in zip(*(torch.autograd.grad(loss, list(net.parameters())) for loss in losses), strict=True):
         torch.testing.assert_close(g, h, rtol=1e-12, atol=1e-12)
@@ -92,7 +95,7 @@ def test_crown_ibp_becomes_ibp_as_eps_is_ramped_up(spec: str, seed: int, eps: fl
     """Values and gradients; on the way it is an upper bound, too."""
     net, x, y = problem(spec, seed)
     params = list(net.parameters())
-    losses = [objectives.ibp(net, x, y, eps).loss, objectives.crown_ibp(net, x, y, eps).loss]
+    losses = [objectives.ibp(net, Ball(x, eps), y).loss, objectives.crown_ibp(net, Ball(x, eps), y).loss]
     assert losses[0] == losses[1]
     for g, h in zip(*(torch.autograd.grad(loss, params) for loss in losses), strict=True):
         assert torch.equal(g, h)
@@ -100,7 +103,7 @@ def test_crown_ibp_becomes_ibp_as_eps_is_ramped_up(spec: str, seed: int, eps: fl
     shifts = eps * (2 * torch.rand(50, *x.shape, generator=generator, dtype=x.dtype) - 1)
     worst = torch.stack([F.cross_entropy(net((x + s).clamp(0, 1)), y, reduction="none") for s in shifts]).amax(0)
     for ramped in (0.0, 0.5, 0.9):
-        loss = objectives.crown_ibp(net, x, y, eps, now=objectives.Now(ramped=ramped)).loss
+        loss = objectives.crown_ibp(net, Ball(x, eps), y, context=objectives.Context(ramped=ramped)).loss
         assert loss >= worst.mean() - 1e-9
         assert all(g.isfinite().all() for g in torch.autograd.grad(loss, params))
 
@@ -108,7 +111,7 @@ def test_crown_ibp_becomes_ibp_as_eps_is_ramped_up(spec: str, seed: int, eps: fl
 def test_objectives_leave_no_gradient_behind() -> None:
     net, x, y = problem("FC 5", 1)
     for objective in (objectives.regular, objectives.adversarial, objectives.ibp):
-        objective(net, x, y, 0.1)
+        objective(net, Ball(x, 0.1), y)
     assert all(p.grad is None for p in net.parameters())
 
 
@@ -129,7 +132,7 @@ def test_the_abstract_loss_is_the_margin_loss_of_the_box() -> None:
     net, x, y = problem("Conv 3 2x2+1, FC 6", 3)
     margins = net(Box.ball(x, 0.2)).lower_margins(y)
     assert margins.gather(1, y[:, None]).abs().max() == 0
-    assert objectives.ibp(net, x, y, 0.2).loss == objectives.margin_loss(margins, y)
+    assert objectives.ibp(net, Ball(x, 0.2), y).loss == objectives.margin_loss(margins, y)
 
 
 @problems
@@ -140,10 +143,10 @@ def test_diffai_by_boxes_is_ibp_and_so_is_a_zonotope_without_symbols(spec: str, 
     with torch.no_grad():
         for p in params:
             p.add_(0.01 * torch.randn(p.shape, dtype=p.dtype, generator=torch.Generator().manual_seed(seed)))
-    want = objectives.ibp(net, x, y, eps).loss
+    want = objectives.ibp(net, Ball(x, eps), y).loss
     wanted = torch.autograd.grad(want, params, retain_graph=True)
     for settings_of_it in (Settings(domain="box"), Settings(domain="hybrid", symbols=0)):
-        loss = objectives.abstract(net, x, y, eps, now=objectives.Now(settings=settings_of_it)).loss
+        loss = objectives.abstract(net, Ball(x, eps), y, context=objectives.Context(settings=settings_of_it)).loss
         torch.testing.assert_close(loss, want, rtol=1e-9, atol=1e-9)
         for g, h in zip(torch.autograd.grad(loss, params), wanted, strict=True):
             torch.testing.assert_close(g, h, rtol=1e-7, atol=1e-7)
@@ -156,7 +159,7 @@ def test_the_abstract_loss_of_every_domain_is_an_upper_bound(spec: str, seed: in
     shifts = eps * (2 * torch.rand(50, *x.shape, generator=generator, dtype=x.dtype) - 1).sign()
     worst = torch.stack([F.cross_entropy(net((x + s).clamp(0, 1)), y, reduction="none") for s in shifts]).amax(0)
     for chosen in (Settings(domain="hybrid", symbols=5), Settings(domain="deepz")):
-        loss = objectives.abstract(net, x, y, eps, now=objectives.Now(settings=chosen)).loss
+        loss = objectives.abstract(net, Ball(x, eps), y, context=objectives.Context(settings=chosen)).loss
         assert loss >= worst.mean() - 1e-9
         assert all(g.isfinite().all() for g in torch.autograd.grad(loss, list(net.parameters())))
 
@@ -166,9 +169,9 @@ def test_a_little_of_crown_ibp_is_nearly_ibp(spec: str, seed: int, eps: float) -
     """The mix itself, and not the way around it at its end; a share that is left after the ramp stays."""
     net, x, y = problem(spec, seed)
     params = list(net.parameters())
-    want = objectives.ibp(net, x, y, eps).loss
-    for now in (objectives.Now(ramped=1 - 1e-9), objectives.Now(settings=Settings(beta=1e-9))):
-        loss = objectives.crown_ibp(net, x, y, eps, now=now).loss
+    want = objectives.ibp(net, Ball(x, eps), y).loss
+    for now in (objectives.Context(ramped=1 - 1e-9), objectives.Context(settings=Settings(beta=1e-9))):
+        loss = objectives.crown_ibp(net, Ball(x, eps), y, context=now).loss
         torch.testing.assert_close(loss, want, rtol=1e-5, atol=1e-5)
         for g, h in zip(
             torch.autograd.grad(loss, params), torch.autograd.grad(want, params, retain_graph=True), strict=True
@@ -180,15 +183,15 @@ def test_a_little_of_crown_ibp_is_nearly_ibp(spec: str, seed: int, eps: float) -
     ("ramped", "beta", "share"), [(0, 0, 1), (0.5, 0, 0.5), (1, 0, 0), (1, 0.25, 0.25), (0.5, 1, 1)]
 )
 def test_the_share_of_crown_ibp(ramped: float, beta: float, share: float) -> None:
-    assert objectives.Now(ramped=ramped, settings=Settings(beta=beta)).beta == share
+    assert objectives.Context(ramped=ramped, settings=Settings(beta=beta)).beta == share
 
 
 @problems
 def test_every_attack_stays_in_the_set(spec: str, seed: int, eps: float) -> None:
     net, x, y = problem(spec, seed)
-    now = objectives.Now(wants_fosc=True, settings=Settings(attack_steps=3))
+    now = objectives.Context(wants_fosc=True, settings=Settings(attack_steps=3))
     for objective in (objectives.fgsm, objectives.adversarial, objectives.pgd):
-        loss, point = objective(net, x, y, eps, now=now)
+        loss, point = objective(net, Ball(x, eps), y, context=now)
         assert point is not None
         assert (point - x).abs().max() <= eps + 1e-12
         assert 0 <= point.min() <= point.max() <= 1
@@ -196,10 +199,36 @@ def test_every_attack_stays_in_the_set(spec: str, seed: int, eps: float) -> None
 
 
 def test_costs_are_told_and_grow_with_what_is_asked() -> None:
-    cost, now = objectives.cost_of, objectives.Now
+    cost, now = objectives.cost_of, objectives.Context
     assert cost(None) == 0
     assert cost(objectives.regular) < cost(objectives.adversarial) < cost(objectives.pgd)
     assert cost(objectives.pgd, now(settings=Settings(attack_steps=1))) == cost(objectives.adversarial)
     assert cost(objectives.crown_ibp) == cost(objectives.ibp) < cost(objectives.crown_ibp, now(ramped=0.5))
     assert cost(objectives.crown_ibp, now(ramped=0.5), 2) < cost(objectives.crown_ibp, now(ramped=0.5), 20)
     assert cost(lambda *args: None) == 3  # type: ignore[arg-type,return-value]
+
+
+def test_the_signature_of_release_0_1_works_and_warns() -> None:
+    net, x, y = problem("FC 5", 0)
+    expected = objectives.ibp(net, Ball(x, 0.1, None), y).loss
+    with pytest.warns(DeprecationWarning, match="Ball"):
+        assert objectives.ibp(net, x, y, 0.1, within=None).loss == expected  # type: ignore[call-arg, arg-type]
+    with pytest.warns(DeprecationWarning, match="Ball"):
+        assert objectives.ibp(net, x, y, eps=0.1, within=None).loss == expected  # type: ignore[call-arg, arg-type]
+
+    def user_objective(net, x, y, eps, within=(0.0, 1.0), now=None):  # type: ignore[no-untyped-def]
+        assert now.ramped == 0.25
+        return objectives.ibp(net, Ball(x, eps, within), y)
+
+    with pytest.warns(DeprecationWarning, match="user_objective is defined"):
+        method = Method(says="old", upper=user_objective)
+    assert method.upper is not None
+    assert method.upper(net, Ball(x, 0.1, None), y, objectives.Context(ramped=0.25)).loss == expected
+    with pytest.warns(DeprecationWarning, match="objectives.Context"):
+        assert objectives.Now is objectives.Context
+
+
+def test_settings_are_read_from_a_recipe() -> None:
+    recipe = Recipe(method="mip", attack_steps=3, regularizer=0.25)
+    assert Settings.of(recipe) == Settings(attack_steps=3, regularizer=0.25)
+    assert Settings.of(Recipe()) == Settings()

@@ -11,11 +11,11 @@ from torch import nn
 
 from advibp import Box, objectives
 from advibp.bounds.graph.relu_inputs import entering_relus
-from advibp.objectives import Now, Settings
+from advibp.objectives import Ball, Context, Settings
 from advibp.objectives.regularizers import area, balance, instability, latent_pgd, shi_ibp, stable_pgd, tightness
 
 torch.set_num_threads(1)
-WEIGHED = Settings(regulariser=0.5, attack_steps=2)
+WEIGHED = Settings(regularizer=0.5, attack_steps=2)
 
 
 def box(lower: list[float], upper: list[float]) -> Box:
@@ -56,21 +56,24 @@ def test_area_counts_crossing_neurons_alone() -> None:
 def test_a_term_is_added_to_the_loss_it_belongs_to(seed: int, spec: str) -> None:
     net, x, y = problem(spec, seed)
     eps = 0.05
-    early = Now(ramped=0.2, settings=WEIGHED)
+    early = Context(ramped=0.2, settings=WEIGHED)
     with entering_relus() as entering:
         net(Box.ball(x, eps))
-    shi = shi_ibp(net, x, y, eps, now=early).loss
+    shi = shi_ibp(net, Ball(x, eps), y, context=early).loss
     term = 0.5 * 0.8 * (tightness(Box.ball(x, eps), entering) + balance(entering))
-    torch.testing.assert_close(shi, objectives.ibp(net, x, y, eps).loss + term)
-    assert shi_ibp(net, x, y, eps, now=Now(settings=WEIGHED)).loss == objectives.ibp(net, x, y, eps).loss  # it faded
+    torch.testing.assert_close(shi, objectives.ibp(net, Ball(x, eps), y).loss + term)
+    assert (
+        shi_ibp(net, Ball(x, eps), y, context=Context(settings=WEIGHED)).loss
+        == objectives.ibp(net, Ball(x, eps), y).loss
+    )  # it faded
     for objective, added in (
         (stable_pgd, instability(entering)),
         (latent_pgd, area(entering[0].lower, entering[0].upper)),
     ):
         torch.manual_seed(seed)
-        plain = objectives.pgd(net, x, y, eps, now=early).loss
+        plain = objectives.pgd(net, Ball(x, eps), y, context=early).loss
         torch.manual_seed(seed)
-        loss = objective(net, x, y, eps, now=early).loss
+        loss = objective(net, Ball(x, eps), y, context=early).loss
         torch.testing.assert_close(loss, plain + 0.5 * added)
         assert all(g.isfinite().all() for g in torch.autograd.grad(loss, list(net.parameters())))
 
@@ -95,4 +98,4 @@ def test_gradients_of_the_terms(seed: int) -> None:
 def test_networks_without_a_relu_have_no_term() -> None:
     net, x, y = nn.Sequential(nn.Flatten(), nn.Linear(25, 4)).double(), *problem("FC 5", 0)[1:]
     for objective in (shi_ibp, stable_pgd, latent_pgd):
-        assert objective(net, x, y, 0.1, now=Now(ramped=0.0, settings=WEIGHED)).loss.isfinite()
+        assert objective(net, Ball(x, 0.1), y, context=Context(ramped=0.0, settings=WEIGHED)).loss.isfinite()

@@ -68,7 +68,7 @@ PRESUMED = {
     "x, y = torch.rand(4, 1, 28, 28), torch.arange(4)\n"
     "batches = [(x, y)]\n"
     "lower_loss = lambda x, y: torch.nn.functional.cross_entropy(net(x), y)\n"
-    "upper_loss = lambda x, y: advibp.objectives.ibp(net, x, y, 0.1).loss\n"
+    "upper_loss = lambda x, y: advibp.objectives.ibp(net, advibp.objectives.Ball(x, 0.1), y).loss\n"
     "optimizer = torch.optim.Adam([torch.zeros(1, requires_grad=True)])\n"
 }
 
@@ -376,6 +376,12 @@ def test_every_method_and_recipe_has_a_row() -> None:
 def test_every_table_is_on_a_page() -> None:
     marks = [mark for page in PAGES for mark in MARK.findall(page.read_text("utf-8"))]
     assert sorted(marks) == sorted(hook("tables").TABLES)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_generated_tables_are_up_to_date(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert hook("tables").updated(text) == text, "run: python docs/hooks/tables.py"
 
 
 class Links(HTMLParser):

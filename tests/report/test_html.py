@@ -164,7 +164,7 @@ def hostile(trained: dict[str, Path], tmp_path: Path) -> list[RunFiles]:
     assert run.last is not None
     said = {**run.recipe, "net": _HOSTILE, "__proto__": _HOSTILE, "constructor": 3, _HOSTILE: [_HOSTILE]}
     summary = {**(run.summary or {}), "command": f"advibp train {_HOSTILE}", "hardware": {"machine": _HOSTILE}}
-    history = [{**epoch, "phase": _HOSTILE, "loss_adv": math.nan} for epoch in run.history]
+    history = [{**epoch, "phase": _HOSTILE, "loss_lower": math.nan} for epoch in run.history]
     records = [
         dataclasses.replace(r, by=r.by and _HOSTILE, attack=_HOSTILE, provers=_HOSTILE) for r in run.last.records
     ]

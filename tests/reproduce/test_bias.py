@@ -67,7 +67,9 @@ def test_the_chains_are_the_shipped_algorithm_1(strong: str) -> None:
             assert step.kappa[i].tolist() == pytest.approx(w[:3], rel=1e-9)
             branches.add(w.branch)
             weighting.update(step.gradients[i])
-    assert branches == {"start", "agree"} | {"always": {"adv"}, "never": {"ibp"}, "fosc": {"adv", "ibp"}}[strong]
+    assert (
+        branches == {"start", "agree"} | {"always": {"lower"}, "never": {"upper"}, "fosc": {"lower", "upper"}}[strong]
+    )
 
 
 def of_current(g: Tensor, *, strong: bool) -> Weights:
@@ -124,10 +126,10 @@ def test_the_test_has_the_right_size(angle: float) -> None:
 # ------------------------------------------------------------------------------------ what is left
 
 
-def test_the_regulariser_adds_the_covariance_of_loss_and_gradient() -> None:
+def test_the_regularizer_adds_the_covariance_of_loss_and_gradient() -> None:
     """2 kappa_reg L_t g_t has the mean of the squared batch loss as its objective: 2 kappa_reg cov(L, g) / batch is all
     that separates it from the square of the mean loss."""
-    rule, people = bias.Rule(says="", angle=120, strong="never", regulariser=True), bias.population(120, 256)
+    rule, people = bias.Rule(says="", angle=120, strong="never", regularizer=True), bias.population(120, 256)
     found, _ = bias.chain_means(rule, people, **MANY)
     of_ibp = people.gradients[:, 1]
     covariance = ((people.upper - people.upper.mean())[:, None] * (of_ibp - of_ibp.mean(0))).mean(0) / bias.BATCH

@@ -127,7 +127,7 @@ def test_weights_of_many_chains_are_algorithm_1s(strong: bool) -> None:
 def test_only_weights_from_the_past_are_unbiased() -> None:
     for k, rule in enumerate(RULES):
         found = measure(rule, chains=2000, steps=16, seed=k)
-        if rule.from_past and not rule.regulariser:
+        if rule.from_past and not rule.regularizer:
             assert found.p > 1e-4
             assert found.share < 0.01
         else:

@@ -42,7 +42,7 @@ def test_a_step_never_ascends_what_it_promises(
 
 
 @given(vector, vector, st.floats(0.1, 5))
-def test_the_regulariser_ascends_the_adversarial_loss(
+def test_the_regularizer_ascends_the_adversarial_loss(
     adv: tuple[float, float], ibp: tuple[float, float], loss: float
 ) -> None:
     product = adv[0] * ibp[0] + adv[1] * ibp[1]
@@ -54,7 +54,7 @@ def test_the_regulariser_ascends_the_adversarial_loss(
 
 def test_the_figure_shows_each_branch() -> None:
     branches = [solve(case)[0].branch for case in CASES]
-    assert branches == ["agree", "adv", "ibp", "ibp"]
+    assert branches == ["agree", "lower", "upper", "upper"]
     weights, (adv, ibp), final = solve(CASES[0])
     # In agreement g_final lies on the bisector.
     assert float(final @ adv / adv.norm()) == pytest.approx(float(final @ ibp / ibp.norm()))
@@ -62,7 +62,7 @@ def test_the_figure_shows_each_branch() -> None:
 
 
 def test_cases_over_training_are_drawn_for_runs_with_moments(tmp_path: Path) -> None:
-    shares = {"branch_agree": 0.25, "branch_adv": 0.5, "branch_ibp": 0.25}
+    shares = {"branch_agree": 0.25, "branch_lower": 0.5, "branch_upper": 0.25}
     epochs = [{"epoch": 1, "phase": "natural"}, {"epoch": 2, "phase": "ramp", **shares}]
     run = RunFiles(tmp_path / "mine", {"seed": 0}, {}, epochs)
     chart = _over_training(run)

@@ -83,7 +83,7 @@ READINGS: dict[str, Any] = {
     "clip": "none",
     "l1": 0,
     "init": "default",
-    "normalise": False,
+    "normalize": False,
 }
 
 

@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 
 ALWAYS: dict[str, Any] = {"epoch": 3, "phase": "full", "eps": 0.3, "seconds": 1.5}
 ALWAYS |= {"standard_error": 0.01, "verified_error": 0.1}
-SOMETIMES = ("loss_adv", "loss_ibp", "kappa_adv", "kappa_ibp", "angle")
+SOMETIMES = ("loss_lower", "loss_upper", "kappa_lower", "kappa_upper", "angle")
 
 
 @given(seconds=st.floats(0, 1e7))
@@ -48,7 +48,7 @@ def test_a_clock_carries(seconds: float, said: str) -> None:
 def test_a_line_has_every_column_whatever_was_measured(
     measured: dict[str, float], branches: bool, epochs: float
 ) -> None:
-    shares = {"branch_agree": 0.5, "branch_adv": 0.25, "branch_ibp": 0.25} if branches else {}
+    shares = {"branch_agree": 0.5, "branch_lower": 0.25, "branch_upper": 0.25} if branches else {}
     line = epoch_line(ALWAYS | measured | shares, epochs, "0:10")
     assert "\n" not in line
     missing = len(SOMETIMES) - len(measured) + (not branches)
@@ -61,11 +61,11 @@ def test_a_line_has_every_column_whatever_was_measured(
 @pytest.mark.parametrize("phase", ["natural", "adversarial", "ramp", "full"])
 def test_columns_stand_under_their_names(phase: str) -> None:
     metrics = ALWAYS | {"phase": phase} | dict.fromkeys(SOMETIMES, 12.5)
-    metrics |= {"branch_agree": 1.0, "branch_adv": 0.0, "branch_ibp": 0.0}
+    metrics |= {"branch_agree": 1.0, "branch_lower": 0.0, "branch_upper": 0.0}
     full, empty = epoch_line(metrics, 70, "1:00"), epoch_line(ALWAYS | {"phase": phase}, 70, "1:00")
     assert len(full) == len(empty)
     assert abs(len(full) - len(HEADER)) <= 1
-    for name, number in (("L_adv", "12.500"), ("verified", "10.00%"), ("left", "1:00")):
+    for name, number in (("L_lower", "12.500"), ("verified", "10.00%"), ("left", "1:00")):
         end = HEADER.index(name) + len(name)
         assert abs(full.index(number) + len(number) - end) <= 2
 
@@ -75,8 +75,8 @@ def test_columns_stand_under_their_names(phase: str) -> None:
 def test_losses_of_a_step_are_shown_where_there_are_any(below: torch.Tensor | None, above: torch.Tensor | None) -> None:
     weights = Weights(0.5, 0.5, 0.0, "start", math.nan) if below is not None and above is not None else None
     said = losses(Step("full", 0.1, below, above, None, weights))
-    assert ("L_adv 0.250" in said) == (below is not None)
-    assert ("L_IBP 1.500" in said) == (above is not None)
+    assert ("L_lower 0.250" in said) == (below is not None)
+    assert ("L_upper 1.500" in said) == (above is not None)
     assert ("start" in said) == (weights is not None)
 
 

@@ -200,15 +200,15 @@ def test_last_is_the_last(tmp_path: Path) -> None:
 # Opening a run
 
 
-@pytest.mark.parametrize("normalise", [False, True])
-def test_a_run_is_opened_as_it_was_trained(normalise: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_run_is_opened_as_it_was_trained(normalize: bool, tmp_path: Path) -> None:
     problem = halves()
-    recipe = Recipe.load(**OPTIONS, normalise=normalise)
+    recipe = Recipe.load(**OPTIONS, normalize=normalize)
     done = train(runs.first_net(recipe, problem), problem, recipe=recipe, out=tmp_path / "run", show=Silent())
     net, kept = open_run(tmp_path / "run")
     assert kept == recipe
     assert not net.training
-    assert len(net) == len(nets.build("FC 8", (1, 4, 4), 2)) + normalise
+    assert len(net) == len(nets.build("FC 8", (1, 4, 4), 2)) + normalize
     assert torch.equal(net(problem.test.x), done.net(problem.test.x))
 
 

@@ -14,7 +14,7 @@ from advibp import UserError, nets
 from advibp.bounds import Box
 from advibp.execution.recompute import chains, groups, recomputing
 from advibp.methods import METHODS
-from advibp.objectives import Now
+from advibp.objectives import Context
 from advibp.training import Training
 
 torch.set_num_threads(1)
@@ -54,7 +54,7 @@ def test_parts_give_every_methods_gradient(method: str) -> None:
     for at_once in (30, 7):
         training.passes.at_once = at_once
         torch.manual_seed(0)
-        now = Now(ramped=0.5, settings=training.settings)
+        now = Context(ramped=0.5, settings=training.settings)
         training.passes.run(training.method.lower, training.method.upper, x, y, 0.1, now)
         found.append(torch.cat([training.gradients.rows.flatten(), training.gradients.final]).clone())
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
@@ -179,7 +179,7 @@ def test_a_network_without_a_chain_is_refused() -> None:
 @pytest.mark.parametrize("options", [{"at_once": 7}, {"recompute": True}], ids=str)
 def test_batchnorm_in_training_is_refused(options: dict[str, Any]) -> None:
     layers = [nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8), *[nn.Linear(8, 8) for _ in range(3)], nn.Linear(8, 2)]
-    with pytest.raises(UserError, match="BatchNorm is trained"):
+    with pytest.raises(UserError, match="BatchNorm in training"):
         begin(nn.Sequential(*layers), **options).check()
     layers[2].eval()
     begin(nn.Sequential(*layers), **options).check()

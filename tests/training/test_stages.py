@@ -131,7 +131,7 @@ def test_a_step_of_a_stage_by_hand() -> None:
         assert float(taken.lower) <= float(taken.upper) + 1e-5  # the point lies in the box that is bounded
         assert taken.weights is not None
         assert (taken.weights.branch == "start") == (number == 0)  # new moments
-        assert taken.weights.branch != "adv"  # c_t = 0
+        assert taken.weights.branch != "lower"  # c_t = 0
         assert all(torch.equal(a, b) for a, b in zip(net[0].parameters(), twin[0].parameters(), strict=True))
         assert not torch.equal(net[3].weight, twin[3].weight)
 
@@ -155,14 +155,14 @@ def test_latent_attacks_stay_in_the_box_that_bounds_the_layer(monkeypatch: pytes
     training = begin(net, stages="all")
     assert training.course.stages == 2
     seen: list[tuple[Tensor, Tensor, Tensor, Any]] = []
-    real = attacks.fgsm_random
+    real = attacks.linf_fgsm_random
 
     def spy(net: Any, x: Tensor, y: Tensor, eps: Any, within: Any = None) -> Tensor:
         found = real(net, x, y, eps, within=within)
         seen.append((x, torch.as_tensor(eps), found.detach(), within))
         return found
 
-    monkeypatch.setattr(attacks, "fgsm_random", spy)
+    monkeypatch.setattr(attacks, "linf_fgsm_random", spy)
     run_all(training)
     latent = [s for s in seen if s[3] is None]
     assert len(latent) == 2 * 4
@@ -182,7 +182,7 @@ def test_the_prefix_is_a_sound_box() -> None:
     for _ in range(20):
         inside = (x + 0.1 * (2 * torch.rand_like(x) - 1)).clamp(0, 1)
         value = net[:6](inside).relu()
-        assert bool(((value - inputs.x).abs() <= inputs.eps + 1e-5).all())
+        assert bool(((value - inputs.ball.x).abs() <= inputs.ball.eps + 1e-5).all())
 
 
 class Plug(Silent):
@@ -297,10 +297,10 @@ def test_a_box_is_what_a_stage_is_trained_on() -> None:
     training.begin_stage(1)
     inputs = training.stages.inputs(x, 0.1)
     box = net[:3](Box.ball(x, 0.1))
-    assert torch.equal(inputs.x, box.center)
-    assert torch.equal(torch.as_tensor(inputs.eps), box.radius)
-    assert inputs.within is None
-    assert not inputs.x.requires_grad
+    assert torch.equal(inputs.ball.x, box.center)
+    assert torch.equal(torch.as_tensor(inputs.ball.eps), box.radius)
+    assert inputs.ball.within is None
+    assert not inputs.ball.x.requires_grad
 
 
 class Noisy(nn.Module):

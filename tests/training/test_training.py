@@ -26,6 +26,7 @@ from advibp.recipe import Recipe
 from advibp.storage import checkpoint
 from advibp.training import Training
 from advibp.training.metrics import EpochMeans, Step
+from advibp.training.step_cost import remaining_cost, step_cost
 from advibp.training.training import FOSC_EVERY
 from advibp.weighting import Fixed
 
@@ -114,10 +115,10 @@ def test_what_batchnorm_adds_to_a_step(options: dict[str, Any], cost: int) -> No
         unit = flops(lambda: training.net(x))
     found = flops(lambda: training.step(x, y)) / unit
     assert cost - 1 < found <= cost
-    assert training.cost() == cost
+    assert step_cost(training) == cost
 
 
-def test_three_backward_passes_and_none_for_the_regulariser(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_backward_passes_and_none_for_the_regularizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """One for the attack, one for each loss."""
     calls: list[int] = []
     real = torch.autograd.grad
@@ -132,14 +133,14 @@ def test_three_backward_passes_and_none_for_the_regulariser(monkeypatch: pytest.
             assert len(calls) - before == wanted[step.phase]
             regularised += step.weights is not None and step.weights.reg > 0
             before = len(calls)
-    assert regularised  # the regulariser was there, and cost nothing
+    assert regularised  # the regularizer was there, and cost nothing
 
 
 def test_work_left_falls_to_nothing() -> None:
     training = begin()
-    left = [training.work_left()]
+    left = [remaining_cost(training)]
     while not training.finished:
-        left += [training.work_left() for _ in training.run_epoch()]
+        left += [remaining_cost(training) for _ in training.run_epoch()]
     assert left == sorted(left, reverse=True)
     assert left[0] == pytest.approx((1 * 3 + 1 * 5 + 4 * 11) * training.steps_per_epoch)
     assert left[-1] == pytest.approx(0, abs=1e-9)
@@ -201,10 +202,10 @@ def test_moments_start_empty_at_the_joint_phase() -> None:
     while not training.finished:
         for step in training.run_epoch():
             if step.weights is None:
-                assert training.weighting.state() == {}
+                assert training.weighting.state_dict() == {}
             else:
                 joint += 1
-                assert int(training.weighting.state()["t"]) == joint
+                assert int(training.weighting.state_dict()["t"]) == joint
                 assert (step.weights.branch == "start") == (joint == 1)
                 if joint == 1:
                     assert step.weights[:3] == (0.5, 0.5, 0.0)
@@ -237,9 +238,29 @@ def test_means_of_an_epoch_leave_out_what_was_not_measured() -> None:
     for step in steps:
         means.add(step)
     found = means.means()
-    assert "loss_ibp" not in found
-    assert "kappa_adv" not in found
-    assert found["loss_adv"] == pytest.approx(sum(float(s.lower) for s in steps) / len(steps))
+    assert "loss_upper" not in found
+    assert "kappa_lower" not in found
+    assert "c_t" not in found
+    assert found["loss_lower"] == pytest.approx(sum(float(s.lower) for s in steps) / len(steps))
+
+
+def test_the_threshold_of_fosc_is_logged() -> None:
+    training = begin(c_max=0.5, c_decay=2.0)
+    logged: list[float] = []
+    while not training.finished:
+        means = EpochMeans()
+        for step in training.run_epoch():
+            means.add(step)
+        logged += [means.means()[key] for key in ("c_t",) if "c_t" in means.means()]
+    assert logged[0] == 0.5
+    assert logged == sorted(logged, reverse=True)
+    assert logged[-1] < 0.5
+
+
+def test_an_epoch_that_release_0_1_began_goes_on() -> None:
+    means = EpochMeans({"sums": {"loss_adv": [3.0, 2], "kappa_ibp": [1.0, 2]}, "branches": {"adv": 2}, "steps": 2})
+    metrics = means.means()
+    assert (metrics["loss_lower"], metrics["kappa_upper"], metrics["branch_lower"]) == (1.5, 0.5, 1.0)
 
 
 # One step, transcribed
@@ -303,9 +324,9 @@ class ByHand:
             gamma = 0.5 * float((m1 + m2) @ bisector / (bisector @ bisector))
             return gamma / v1, gamma / v2, 0.0
         if fosc <= c_t:
-            self.branches.add("adv")
+            self.branches.add("lower")
             return 1.0, -float(m1 @ m2) / v2**2, 0.0
-        self.branches.add("ibp")
+        self.branches.add("upper")
         return -float(m1 @ m2) / v1**2, 1.0, 0.5
 
     def gradient(self, loss: Tensor) -> Tensor:
@@ -367,9 +388,9 @@ class ByHand:
 @pytest.mark.parametrize(
     ("options", "branches"),
     [
-        ({"c_max": 0, "clip": 0.5, "l1": 1e-3, "lr_shape": "steps"}, {"agree", "ibp"}),
-        ({"c_max": 1e3, "clip": "none", "lr_shape": "linear"}, {"agree", "adv"}),
-        ({"c_max": 0.3, "clip": 10, "lr_shape": "steps"}, {"agree", "adv", "ibp"}),
+        ({"c_max": 0, "clip": 0.5, "l1": 1e-3, "lr_shape": "steps"}, {"agree", "upper"}),
+        ({"c_max": 1e3, "clip": "none", "lr_shape": "linear"}, {"agree", "lower"}),
+        ({"c_max": 0.3, "clip": 10, "lr_shape": "steps"}, {"agree", "lower", "upper"}),
     ],
     ids=["ibp wins", "adversarial wins", "both"],
 )
@@ -417,7 +438,7 @@ def test_automatic_c_max_is_the_fosc_of_the_warmed_up_network(scale: str, monkey
     for _ in range(2):
         assert all(training.gate.level is None for _ in training.run_epoch())
     x, y = training.feed.images.x[training.feed.order(2)[:30]], training.feed.images.y[training.feed.order(2)[:30]]
-    x_adv = attacks.fgsm(training.net, x, y, 0.2, step=0.5).requires_grad_()
+    x_adv = attacks.linf_fgsm(training.net, x, y, 0.2, rel_stepsize=0.5).requires_grad_()
     (g,) = torch.autograd.grad(F.cross_entropy(training.net(x_adv), y, reduction="sum"), x_adv)
     want = float(attacks.fosc(x_adv.detach(), g, *attacks.feasible(x, 0.2)).mean())
     assert want > 0
@@ -436,7 +457,7 @@ def test_a_dead_network_does_not_count_as_attacked_strongly(c_max: float | str) 
     training = begin(net, **JOINT_AT_ONCE, c_max=c_max)
     steps = [training.step(*training.feed.example(30)) for _ in range(3)]
     assert [math.isinf(float(step.fosc)) for step in steps if step.fosc is not None] == [True]
-    assert not any(step.weights and step.weights.branch == "adv" for step in steps)
+    assert not any(step.weights and step.weights.branch == "lower" for step in steps)
 
 
 def test_a_share_of_the_conflicts_puts_the_adversarial_loss_first() -> None:
@@ -444,8 +465,8 @@ def test_a_share_of_the_conflicts_puts_the_adversarial_loss_first() -> None:
     for share in ("0%", "30%", "100%"):
         training = begin(tense_net(), **{**TENSE, "epochs": 40, "c_extra": 30, "c_decay": 3}, c_max=share)
         branches = Counter(step.weights.branch for step in all_steps(training) if step.weights)
-        assert branches["adv"] + branches["ibp"] > 10
-        found.append(branches["adv"] / (branches["adv"] + branches["ibp"]))
+        assert branches["lower"] + branches["upper"] > 10
+        found.append(branches["lower"] / (branches["lower"] + branches["upper"]))
     assert found[0] == 0 < found[1] < found[2]
     assert found[2] > 0.9
 
@@ -455,9 +476,9 @@ def test_the_set_of_fosc_is_the_clipped_ball_or_the_one_the_paper_prints(fosc_se
     """The printed FOSC is eps |g|_1 - <x_adv - x, g>, without the clipping to [0, 1]."""
     inputs = begin(fosc_set=fosc_set, **JOINT_AT_ONCE).stages.inputs(torch.rand(4, 1, 28, 28), 0.3)
     generator = torch.Generator().manual_seed(0)
-    x_adv = (inputs.x + 0.3 * (2 * torch.rand(inputs.x.shape, generator=generator) - 1)).clamp(0, 1)
-    g = torch.randn(inputs.x.shape, generator=generator)
-    printed = (0.3 * g.abs().flatten(1).sum(1) - ((x_adv - inputs.x) * g).flatten(1).sum(1)).mean() * 4
+    x_adv = (inputs.ball.x + 0.3 * (2 * torch.rand(inputs.ball.x.shape, generator=generator) - 1)).clamp(0, 1)
+    g = torch.randn(inputs.ball.x.shape, generator=generator)
+    printed = (0.3 * g.abs().flatten(1).sum(1) - ((x_adv - inputs.ball.x) * g).flatten(1).sum(1)).mean() * 4
     ours = inputs.fosc(x_adv, g)
     if fosc_set == "ball":
         torch.testing.assert_close(ours, printed)

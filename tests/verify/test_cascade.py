@@ -54,7 +54,7 @@ def test_no_verdict_is_contradicted(seed: int, spec: str, eps: float) -> None:
     wrong = net(x).argmax(1) != y
     clean = (net(x).gather(1, y[:, None]) - net(x)).scatter(1, y[:, None], torch.inf).amin(1)
     torch.manual_seed(seed)
-    broken = attacks.pgd(net, x, y, eps, steps=20, step=0.2, restarts=3, loss="margin").broken
+    broken = attacks.linf_pgd(net, x, y, eps, steps=20, rel_stepsize=0.2, restarts=3, loss="margin").broken
     anyone = (x + eps * (2 * torch.rand(20, *x.shape) - 1).sign()).clamp(0, 1)
     stray = (net(anyone.flatten(0, 1)).argmax(1).view(20, -1) != y).any(0)
     for i, record in enumerate(certificate.records):

@@ -55,7 +55,9 @@ def test_no_attack_breaks_what_is_proved(seed: int, spec: str) -> None:
     net, x, y = problem(seed, spec)
     radius = largest_proved_eps(net, x, y)
     torch.manual_seed(seed)
-    attacked = attacks.pgd(net, x, y, radius.view(-1, 1, 1, 1), steps=20, step=0.2, restarts=2, loss="margin")
+    attacked = attacks.linf_pgd(
+        net, x, y, radius.view(-1, 1, 1, 1), steps=20, rel_stepsize=0.2, restarts=2, loss="margin"
+    )
     assert not attacked.broken.any()
 
 

@@ -90,7 +90,7 @@ def test_no_verdict_is_contradicted(seed: int, spec: str, eps: float) -> None:
     certificate = certify(net, x, y, eps, by=ALL, attack=QUICK)
     wrong = net(x).argmax(1) != y
     torch.manual_seed(seed)
-    broken = attacks.pgd(net, x, y, eps, steps=20, step=0.2, restarts=3, loss="margin").broken
+    broken = attacks.linf_pgd(net, x, y, eps, steps=20, rel_stepsize=0.2, restarts=3, loss="margin").broken
     for record, misclassified, fell in zip(certificate.records, wrong.tolist(), broken.tolist(), strict=True):
         assert (record.verdict == "misclassified") == misclassified
         who = {"misclassified": ["clean"], "falsified": ["pgd"], "robust": ALL, "unknown": [None]}

@@ -19,6 +19,7 @@ from advibp.weighting import (
     BETA1,
     BETA2,
     Fixed,
+    Memoryless,
     Moments,
     Scheduled,
     Weighting,
@@ -26,6 +27,7 @@ from advibp.weighting import (
     combine,
     compute_weights,
     joint_backward,
+    with_state_dict,
 )
 from advibp.weighting.surgery import OfThisStep
 
@@ -44,7 +46,7 @@ def weights_of(m: tuple[Tensor, Tensor], v: tuple[float, float], *, strong: bool
 
 
 def combined(w: Weights, m: tuple[Tensor, Tensor]) -> Tensor:
-    return w.adv * m[0] + w.ibp * m[1]
+    return w.lower * m[0] + w.upper * m[1]
 
 
 def norms(m: tuple[Tensor, Tensor]) -> tuple[float, float]:
@@ -90,10 +92,10 @@ def test_a_thousand_steps_of_the_pseudo_code(betas: tuple[float, float]) -> None
         c, c_t = torch.rand(2, generator=random, dtype=torch.float64).tolist()
         w = ours.weights(c, c_t)
         if past is None:
-            assert (w.adv, w.ibp, w.reg) == (0.5, 0.5, 0.0)
+            assert (w.lower, w.upper, w.reg) == (0.5, 0.5, 0.0)
         else:
             expected = theirs.compute_weights(past[0], past[1], c, c_t)
-            assert (w.adv, w.ibp, w.reg) == pytest.approx(expected, rel=1e-9)
+            assert (w.lower, w.upper, w.reg) == pytest.approx(expected, rel=1e-9)
         branches[w.branch] += 1
         # The two losses drift from agreement to conflict and back, and their scales drift apart.
         g = torch.randn(2, 5, generator=random, dtype=torch.float64)
@@ -102,7 +104,7 @@ def test_a_thousand_steps_of_the_pseudo_code(betas: tuple[float, float]) -> None
         past = g * torch.tensor([[1.0], [10 ** math.sin(t / 30)]], dtype=torch.float64)
         ours.update(past)
     assert branches["start"] == 1
-    assert min(branches[b] for b in ("agree", "adv", "ibp")) > 100
+    assert min(branches[b] for b in ("agree", "lower", "upper")) > 100
 
 
 # ------------------------------------------------------------------------------------ what the moments are
@@ -110,7 +112,7 @@ def test_a_thousand_steps_of_the_pseudo_code(betas: tuple[float, float]) -> None
 
 def test_before_any_gradient_both_weigh_one_half() -> None:
     w = Moments().weights(fosc=1.0, c_t=0.0)
-    assert (w.adv, w.ibp, w.reg, w.branch) == (0.5, 0.5, 0.0, "start")
+    assert (w.lower, w.upper, w.reg, w.branch) == (0.5, 0.5, 0.0, "start")
 
 
 @given(pairs, st.floats(0, 0.999), st.floats(0, 0.999), st.booleans())
@@ -121,7 +123,9 @@ def test_corrected_moments_of_one_gradient_are_that_gradient(
     weighting.update(torch.stack(g))
     w, expected = weighting.weights(0.0 if strong else 1.0, 0.5), weights_of(g, norms(g), strong=strong)
     assert w.branch == expected.branch
-    assert (w.adv, w.ibp, w.reg) == pytest.approx((expected.adv, expected.ibp, expected.reg), rel=1e-9, abs=1e-12)
+    assert (w.lower, w.upper, w.reg) == pytest.approx(
+        (expected.lower, expected.upper, expected.reg), rel=1e-9, abs=1e-12
+    )
 
 
 @given(pairs, st.integers(1, 200))
@@ -129,7 +133,7 @@ def test_constant_gradients_are_their_own_moments(g: tuple[Tensor, Tensor], step
     weighting = Moments()
     for _ in range(steps):
         weighting.update(torch.stack(g))
-    torch.testing.assert_close(weighting.m_hat, torch.stack(g) * (1 - BETA1**steps))
+    torch.testing.assert_close(weighting.m, torch.stack(g) * (1 - BETA1**steps))
     assert weighting.weights(fosc=0)[:3] == pytest.approx(weights_of(g, norms(g), strong=True)[:3], rel=1e-9, abs=1e-12)
     assert weighting.weights()[:3] == pytest.approx(weights_of(g, norms(g), strong=False)[:3], rel=1e-9, abs=1e-12)
 
@@ -146,7 +150,7 @@ def test_the_current_gradient_does_not_touch_the_current_weights(
         weighting, theta = Moments(), nn.Parameter(torch.ones(3, dtype=torch.float64))
         for g in [*past, torch.stack(last)]:
             w = joint_backward(weighting, g[0] @ theta, g[1] @ theta, [theta], fosc=1.0, c_t=0.5)
-        returned.append((w.adv, w.ibp, w.reg, w.branch))
+        returned.append((w.lower, w.upper, w.reg, w.branch))
         torch.testing.assert_close(theta.grad, combine(w, torch.stack(last), last[1].sum()))
     assert returned[0] == returned[1]
 
@@ -166,8 +170,8 @@ def test_agreement_averages_the_projections_on_the_bisector(m: tuple[Tensor, Ten
     assert w.branch == "agree"
     assert w.reg == 0
     step, bisector = combined(w, m), m[0] / v[0] + m[1] / v[1]
-    torch.testing.assert_close(step, w.adv * v[0] * bisector)
-    assert w.adv * v[0] == pytest.approx(w.ibp * v[1])
+    torch.testing.assert_close(step, w.lower * v[0] * bisector)
+    assert w.lower * v[0] == pytest.approx(w.upper * v[1])
     projections = [(m_i @ bisector) / (bisector @ bisector) * bisector for m_i in m]
     torch.testing.assert_close(step, (projections[0] + projections[1]) / 2)
     assert step @ m[0] > 0
@@ -200,7 +204,7 @@ def test_conflict_never_ascends_the_prioritised_moment(
     v = [k * n for n in norms(m)]
     v[other] = at_least_1 * norms(m)[other]
     w = weights_of(m, (v[0], v[1]), strong=strong)
-    assert w.branch == ("adv" if strong else "ibp")
+    assert w.branch == ("lower" if strong else "upper")
     assert w[first] == 1
     assert w[other] >= 0
     assert w.reg == (0 if strong else 0.5)
@@ -225,10 +229,10 @@ def test_conflict_is_orthogonal_to_the_other_moment_when_v_is_its_norm(
 
 def moments_of(weighting: Moments) -> tuple[tuple[Tensor, Tensor], tuple[float, float]]:
     """Bias-corrected m and v."""
-    assert weighting.m_hat is not None
-    assert weighting.v_hat is not None
-    m = weighting.m_hat / (1 - weighting.beta1**weighting.t)
-    v = weighting.v_hat / (1 - weighting.beta2**weighting.t)
+    assert weighting.m is not None
+    assert weighting.v is not None
+    m = weighting.m / (1 - weighting.beta1**weighting.t)
+    v = weighting.v / (1 - weighting.beta2**weighting.t)
     return (m[0], m[1]), (float(v[0]), float(v[1]))
 
 
@@ -242,7 +246,7 @@ def test_a_norm_moment_can_lag_behind_and_then_the_prioritised_loss_ascends() ->
     m, v = moments_of(weighting)
     assert m[1].norm() > v[1]
     w = weighting.weights(fosc=0)
-    assert w.branch == "adv"
+    assert w.branch == "lower"
     assert float(combined(w, m) @ m[0]) < 0
 
 
@@ -274,8 +278,8 @@ def test_fosc_is_looked_at_only_in_conflict(m: tuple[Tensor, Tensor]) -> None:
     else:
         with pytest.raises(AssertionError):
             weighting.weights(fosc=Untouchable())
-        assert weighting.weights(fosc=0.5, c_t=0.5).branch == "adv"
-        assert weighting.weights(fosc=torch.tensor(0.6), c_t=0.5).branch == "ibp"
+        assert weighting.weights(fosc=0.5, c_t=0.5).branch == "lower"
+        assert weighting.weights(fosc=torch.tensor(0.6), c_t=0.5).branch == "upper"
 
 
 @given(
@@ -312,7 +316,7 @@ def test_a_saved_state_goes_on_to_the_same_weights(seed: int, steps: int) -> Non
         straight.update(g)
         saved.update(g)
     resumed.update(future[0])  # something to forget
-    resumed.load_state(saved.state())
+    resumed.load_state_dict(saved.state_dict())
     for g in future:
         # Weights with nan in them differ from themselves, hence repr.
         assert repr(straight.weights(0.3, 0.5)) == repr(resumed.weights(0.3, 0.5))
@@ -323,7 +327,7 @@ def test_a_saved_state_goes_on_to_the_same_weights(seed: int, steps: int) -> Non
 def test_fixed_weights_stay_fixed() -> None:
     weighting = Fixed(0.3, 0.7)
     weighting.update(torch.ones(2, 3))
-    weighting.load_state(weighting.state())
+    weighting.load_state_dict(weighting.state_dict())
     assert weighting.weights(fosc=1.0)[:4] == (0.3, 0.7, 0.0, "fixed")
 
 
@@ -338,7 +342,7 @@ def small_problem(seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
 
 @pytest.mark.parametrize("strong", [True, False])
 def test_joint_backward_is_autograd_of_the_weighted_losses(strong: bool) -> None:
-    """And the regulariser's 2 kappa_reg L g is autograd's gradient of kappa_reg L^2."""
+    """And the regularizer's 2 kappa_reg L g is autograd's gradient of kappa_reg L^2."""
     net, x, y = small_problem()
     params, branches = list(net.parameters()), Counter[str]()
     weighting, optimizer = Moments(), torch.optim.SGD(params, lr=0.05)
@@ -347,12 +351,12 @@ def test_joint_backward_is_autograd_of_the_weighted_losses(strong: bool) -> None
         lower, upper = (net(x) - y).square().mean(), (net(x) - target).square().mean() + 0.3
         again = (net(x) - y).square().mean(), (net(x) - target).square().mean() + 0.3
         w = joint_backward(weighting, lower, upper, params, fosc=0.0 if strong else 1.0, c_t=0.5)
-        weighted = w.adv * again[0] + w.ibp * again[1] + w.reg * again[1] ** 2
+        weighted = w.lower * again[0] + w.upper * again[1] + w.reg * again[1] ** 2
         for p, g in zip(params, torch.autograd.grad(weighted, params), strict=True):
             torch.testing.assert_close(p.grad, g)
         branches[w.branch] += 1
         optimizer.step()
-    assert set(branches) == {"start", "agree", "adv" if strong else "ibp"}
+    assert set(branches) == {"start", "agree", "lower" if strong else "upper"}
 
 
 def conflicts(**options: float) -> Counter[str]:
@@ -367,9 +371,9 @@ def conflicts(**options: float) -> Counter[str]:
 
 def test_the_simple_call_prioritizes_the_upper_loss_as_training_does() -> None:
     """Without FOSC the attack counts as weak, whatever c_t is: `advibp.train` does the same when there is no attack."""
-    assert conflicts() == conflicts(c_t=0.5) == {"start": 1, "ibp": 3}
-    assert conflicts(fosc=0) == conflicts(fosc=0.2, c_t=0.5) == {"start": 1, "adv": 3}
-    assert conflicts(fosc=0.7, c_t=0.5) == {"start": 1, "ibp": 3}
+    assert conflicts() == conflicts(c_t=0.5) == {"start": 1, "upper": 3}
+    assert conflicts(fosc=0) == conflicts(fosc=0.2, c_t=0.5) == {"start": 1, "lower": 3}
+    assert conflicts(fosc=0.7, c_t=0.5) == {"start": 1, "upper": 3}
 
 
 def test_moments_and_recipes_have_the_same_decays() -> None:
@@ -390,7 +394,7 @@ def test_joint_backward_is_two_backward_passes_and_no_third() -> None:
         lower, upper = (net(x) - y).square().mean(), 5 - (net(x) - y).square().mean()
         lower.register_hook(lambda g: passes.update(["lower"]))
         upper.register_hook(lambda g: passes.update(["upper"]))
-        w = joint_backward(weighting, lower, upper, net.parameters(), fosc=1.0)  # weak: the regulariser is on
+        w = joint_backward(weighting, lower, upper, net.parameters(), fosc=1.0)  # weak: the regularizer is on
         assert passes == {"lower": t + 1, "upper": t + 1}
     assert w.reg > 0
 
@@ -422,3 +426,30 @@ def test_a_used_up_iterator_of_parameters_is_a_user_error() -> None:
     loss = (net(x) - y).square().mean()
     with pytest.raises(UserError, match="no trainable parameter"):
         joint_backward(Moments(), loss, 2 * loss, params)
+
+
+def test_names_of_release_0_1_work_and_warn() -> None:
+    weights = Weights(0.25, 0.75, 0.0, "fixed", math.nan)
+    with pytest.warns(DeprecationWarning, match="Weights.lower"):
+        assert weights.adv == 0.25
+    with pytest.warns(DeprecationWarning, match="Weights.upper"):
+        assert weights.ibp == 0.75
+    saved = Moments()
+    saved.update(torch.rand(2, 5))
+    restored = Moments()
+    restored.load_state_dict({{"m": "m_hat", "v": "v_hat"}.get(k, k): v for k, v in saved.state_dict().items()})
+    assert restored.weights() == saved.weights()
+
+    class Old(Memoryless):
+        def state(self) -> dict[str, Tensor]:
+            return {"a": torch.ones(1)}
+
+        def load_state(self, state: dict[str, Tensor]) -> None:
+            self.loaded = state
+
+    with pytest.warns(DeprecationWarning, match="state_dict and load_state_dict"):
+        weighting = with_state_dict(Old())
+    weighting.load_state_dict(weighting.state_dict())
+    assert weighting.loaded == {"a": torch.ones(1)}  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match="no state_dict"):
+        with_state_dict(object())

@@ -1,4 +1,4 @@
-"""The set that an attack searches: the l_inf ball of radius eps around x, intersected with a range of pixels."""
+"""The feasible set of an attack: the l_inf ball of radius eps around x, intersected with the range of valid inputs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ Range = tuple[float, float] | None
 
 
 def feasible(x: Tensor, eps: Tensor | float, within: Range = (0.0, 1.0)) -> tuple[Tensor, Tensor]:
-    """Lower and upper ends of the feasible set, in the shape of x."""
+    """Return the lower and upper ends of the feasible set, in the shape of x, up to rounding."""
     lower, upper = x - eps, x + eps
     return (lower, upper) if within is None else (lower.clamp_(min=within[0]), upper.clamp_(max=within[1]))
 
 
 def inner_ball(x: Tensor, eps: Tensor | float, within: Range = (0.0, 1.0)) -> tuple[Tensor, Tensor]:
-    """The smallest and largest numbers of x's type that lie in the feasible set of real numbers, in the shape of x.
+    """Return the smallest and largest numbers of x's dtype that lie in the feasible set of real numbers.
 
-    The ends of `feasible` may lie outside of it by their rounding. A counterexample must not.
+    The ends that `feasible` returns are rounded, so they may lie outside of the set. A counterexample must lie inside.
+
+    Returns:
+        Lower and upper ends, in the shape of x.
     """
     wide, radius = x.double(), torch.as_tensor(eps, dtype=torch.float64, device=x.device)
     up = torch.full_like(wide, torch.inf)
@@ -40,7 +43,7 @@ def inner_ball(x: Tensor, eps: Tensor | float, within: Range = (0.0, 1.0)) -> tu
 
 
 def _exact_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """a + b as a rounded sum and its error, which add up to it exactly (Knuth)."""
+    """Return the rounded sum of a and b and its rounding error, which together equal a + b exactly (Knuth's 2Sum)."""
     total = a + b
     part = total - a
     return total, (a - (total - part)) + (b - part)
@@ -49,7 +52,10 @@ def _exact_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 def uniform_start(
     x: Tensor, eps: Tensor | float, lower: Tensor, upper: Tensor, generators: Sequence[torch.Generator] | None = None
 ) -> Tensor:
-    """A point of the set for each image, uniform in its ball before the projection. `generators`: one per image."""
+    """Return a random point for each input: uniform in the ball, then clipped to [lower, upper].
+
+    `generators`: one per input; None for torch's global generator.
+    """
     if generators is None:
         noise = torch.empty_like(x).uniform_(-1, 1)
     else:

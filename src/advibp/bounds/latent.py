@@ -6,7 +6,7 @@ forward pass in which the input is center + radius e_0 and the k-th ReLU an affi
     z  ->  lambda_k z + mu_k + mu_k e_k,      lambda = u / (u - l),  mu = -lambda l / 2   where l < 0 < u,
 
 and lambda = 1 or 0, mu = 0 where the sign of z is known. So to attack the zonotope is to attack the box of its noise,
-as in `attacks.fgsm_random(latent, zeros, y, 1.0, within=None)` with zeros (B, latent.symbols).
+as in `attacks.linf_fgsm_random(latent, zeros, y, 1.0, within=None)` with zeros (B, latent.symbols).
 
 Only the bounds l, u = c -+ |G|_1 ask for G. Cauchy random projections estimate them: if the elements of C are
 independent Cauchy variables then G C is, element by element, |G|_1 times another, whose logarithm of the absolute value
@@ -67,7 +67,9 @@ class LatentZonotope:
     def point(self, e: Tensor) -> Tensor:
         """The latent value c + G e, (B, ...), for e (B, n), which alone gets a gradient: weights are constants here."""
         if e.shape != (expected := (len(self._box), self.symbols)):
-            raise UserError(f"e must be {expected}, not {tuple(e.shape)}; in attacks.pgd set stop_on_success=False.")
+            raise UserError(
+                f"e must be {expected}, not {tuple(e.shape)}; in attacks.linf_pgd set stop_on_success=False."
+            )
         parts = e.split([shape[1:].numel() for shape in self._shapes], 1)
         noise = (part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True))
         x = torch.addcmul(self._box.center, self._box.radius, next(noise))

@@ -20,13 +20,13 @@ from advibp.cli.property_command import property_options, run_property
 from advibp.data.formats import single_image as images
 from advibp.display.progress import Counting
 from advibp.errors import UserError
+from advibp.execution.device import resolve_device
 from advibp.execution.hardware import hardware
 from advibp.execution.own_copy import run_on_copy
 from advibp.recipe import Recipe
 from advibp.runs import open_with_facts
 from advibp.runs.recipe_data import load_data
 from advibp.storage import checkpoint
-from advibp.training import resolve_device
 from advibp.verify import Attack, Certificate, certify, largest_proved_eps
 from advibp.verify.argument_checks import check_eps
 from advibp.verify.attack_all import attack_all

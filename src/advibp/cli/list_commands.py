@@ -12,7 +12,7 @@ from advibp import nets
 from advibp.cli.console import OUT, count, shape_of
 from advibp.errors import UserError
 from advibp.methods import METHODS
-from advibp.objectives import Now, Objective, Settings, cost_of
+from advibp.objectives import Context, Objective, Settings, cost_of
 from advibp.recipe import Recipe, shipped
 
 
@@ -75,18 +75,12 @@ def _mark(value: bool | None) -> str:
 
 def _cost(name: str) -> str:
     method, recipe = METHODS[name], Recipe.load(method=name)
-    settings = Settings(
-        attack_steps=recipe.attack_steps,
-        beta=recipe.beta,
-        domain=recipe.domain,
-        symbols=recipe.symbols,
-        projections=recipe.projections,
-    )
-    moments = [Now(ramped=ramped, settings=settings) for ramped in (0.5, 1.0)]
+    settings = Settings.of(recipe)
+    contexts = [Context(ramped=ramped, settings=settings) for ramped in (0.5, 1.0)]
     if recipe.stages:
-        moments.append(Now(latent=True, settings=settings))
-    found = [f"{cost_of(method.lower, now) + cost_of(method.upper, now):g}" for now in moments]
-    return " / ".join(dict.fromkeys(found))
+        contexts.append(Context(latent=True, settings=settings))
+    costs = [f"{cost_of(method.lower, context) + cost_of(method.upper, context):g}" for context in contexts]
+    return " / ".join(dict.fromkeys(costs))
 
 
 def _show_method(name: str) -> None:

@@ -17,8 +17,8 @@ import torch
 
 from advibp.cli.console import one_line
 from advibp.errors import UserError
+from advibp.execution.device import resolve_device
 from advibp.storage import checkpoint
-from advibp.training import resolve_device
 from advibp.verify.certification import arithmetic_of
 from advibp.vnncomp import onnx
 from advibp.vnncomp.properties import Finding, decide

@@ -174,8 +174,8 @@ def _percent(share: float) -> str:
 
 
 CURVES = (
-    ("loss_adv", "L_adv", "{:.3f}".format),
-    ("loss_ibp", "L_IBP", "{:.3f}".format),
+    ("loss_lower", "L_lower", "{:.3f}".format),
+    ("loss_upper", "L_upper", "{:.3f}".format),
     ("standard_error", "std.err", _percent),
     ("verified_error", "verified", _percent),
 )
@@ -184,15 +184,15 @@ CURVES = (
 def _weights(metrics: dict[str, Any]) -> list[str]:
     """How the two losses were weighed in an epoch, where there are two."""
     weights = [f"{name} {form(metrics[key])}" for key, name, form in WEIGHTS if key in metrics]
-    keys = [f"branch_{name}" for name in ("agree", "adv", "ibp", "conflict")]
+    keys = [f"branch_{name}" for name in ("agree", "lower", "upper", "conflict")]
     branches = [f"{key.removeprefix('branch_')} {metrics[key]:.0%}" for key in keys if key in metrics]
     lines = ("weights", weights), ("branches", branches)
     return [f"  {name:<11s}  {'   '.join(said)}" for name, said in lines if said]
 
 
 WEIGHTS = (
-    ("kappa_adv", "k_adv", "{:.3f}".format),
-    ("kappa_ibp", "k_IBP", "{:.3f}".format),
+    ("kappa_lower", "k_lower", "{:.3f}".format),
+    ("kappa_upper", "k_upper", "{:.3f}".format),
     ("angle", "angle", "{:.0f}".format),
 )
 

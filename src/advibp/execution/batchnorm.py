@@ -2,9 +2,9 @@
 
 A set of inputs has no mean and variance of its own, and an attack must not leave a trace. So within a step
 
-    a plain pass       normalises with its batch's statistics, captures them, and touches the running ones, once;
-    a quiet pass       (of an attack) normalises with its batch's statistics and leaves no trace;
-    a pass on a set    normalises with the captured statistics.
+    a plain pass       normalizes with its batch's statistics, captures them, and touches the running ones, once;
+    a quiet pass       (of an attack) normalizes with its batch's statistics and leaves no trace;
+    a pass on a set    normalizes with the captured statistics.
 
 With `clean`, a forward pass on the clean images captures, and all the others reuse.
 
@@ -161,7 +161,7 @@ class _Noting(TorchFunctionMode):
 
 
 def in_training(net: nn.Module, x: Tensor) -> bool:
-    """Whether `net` normalises x (B, ...) by statistics of the batch and keeps running ones, in layers or not."""
+    """Whether `net` normalizes x (B, ...) by statistics of the batch and keeps running ones, in layers or not."""
     with torch.no_grad(), _Noting() as noting:
         run_on_copy(net, x)
     return noting.seen

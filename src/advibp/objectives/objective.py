@@ -1,20 +1,27 @@
-"""The losses below and above the robust loss: L_adv <= max over the set of L <= L_IBP (the paper's equation 4)."""
+"""What an objective is: its signature, its result, its hyperparameters and its cost."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from advibp.attacks import Range
-
-PIXELS: Range = (0.0, 1.0)
+from advibp.objectives.ball import PIXELS, Ball
 
 
 class Evaluation(NamedTuple):
-    """A scalar loss (batch mean) and, for an adversarial one, the point it was taken at, if FOSC is wanted there."""
+    """The result of an objective.
+
+    Attributes:
+        loss: the loss, a scalar: the mean over the batch.
+        point: the adversarial examples at which it was computed, (B, ...), with `requires_grad`; None if the objective
+            has none, or if `Context.wants_fosc` is False.
+    """
 
     loss: Tensor
     point: Tensor | None = None
@@ -22,20 +29,40 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """What a recipe says to objectives that leave a choice."""
+    """Hyperparameters of the objectives. A `Recipe` has a key of the same name and the same default for each.
+
+    Args:
+        attack_steps: number of PGD steps.
+        beta: weight of CROWN-IBP in the margins after the ramp.
+        domain: the sets of DiffAI's loss: box, hybrid or deepz.
+        symbols: largest number of noise symbols of a hybrid zonotope.
+        regularizer: weight of the regularizer.
+        projections: number of random projections that estimate a latent zonotope.
+    """
 
     attack_steps: int = 8
-    beta: float = 0.0  # share of CROWN-IBP that is left after the ramp
-    domain: str = "box"  # box, hybrid or deepz
-    symbols: int = 8  # of a hybrid zonotope, at most
-    regulariser: float = 0.0  # weight of what is added to the loss
-    projections: int = 16  # that estimate a latent zonotope
+    beta: float = 0.0
+    domain: str = "box"
+    symbols: int = 8
+    regularizer: float = 0.0
+    projections: int = 16
+
+    @classmethod
+    def of(cls, recipe: object) -> Settings:
+        """Read the settings from the attributes of a recipe."""
+        return cls(**{field.name: getattr(recipe, field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True)
-class Now:
-    """What an objective may depend on besides the set: `ramped`, the share of the eps ramp that is over, whether FOSC
-    will be asked for, whether the set is a latent one, and the recipe's settings."""
+class Context:
+    """What an objective may depend on besides the network, the inputs and the labels.
+
+    Args:
+        ramped: finished share of the eps ramp, 0 to 1.
+        wants_fosc: whether the training step needs the adversarial examples to compute FOSC.
+        latent: whether the inputs are latent, i.e. whether this is a layer-wise stage.
+        settings: the hyperparameters.
+    """
 
     ramped: float = 1.0
     wants_fosc: bool = False
@@ -44,39 +71,90 @@ class Now:
 
     @property
     def beta(self) -> float:
-        """The share of CROWN-IBP in the margins: from 1 to `settings.beta` over the ramp (Zhang et al. 2020)."""
+        """Weight of CROWN-IBP in the margins: it falls from 1 to `settings.beta` over the ramp (Zhang et al. 2020)."""
         return 1 - self.ramped * (1 - self.settings.beta)
 
 
-AT_THE_END = Now()
+DEFAULT_CONTEXT = Context()
 
 
 class Objective(Protocol):
-    """A loss over the set of all points within eps of x, and within `within`. A latent set is given by its centre, its
-    radius per neuron, and no `within`."""
+    """A loss over a set of inputs."""
 
-    def __call__(
-        self, net: Any, x: Tensor, y: Tensor, eps: float | Tensor, within: Range = PIXELS, now: Now = AT_THE_END
-    ) -> Evaluation: ...
+    def __call__(self, net: Any, inputs: Ball, y: Tensor, context: Context = DEFAULT_CONTEXT) -> Evaluation:
+        """Return the loss.
+
+        Args:
+            net: the network, or the layers behind a cut; maps (B, ...) to logits (B, K).
+            inputs: the set of inputs.
+            y: labels, (B,).
+            context: what else the loss may depend on.
+        """
 
 
-Cost = Callable[[Now, int], float]
-_O = TypeVar("_O", bound=Objective)
+Cost = Callable[[Context, int], float]
 
 
-def costs(cost: float | Cost) -> Callable[[_O], _O]:
-    """Say what an objective and its gradient cost, in forward passes, given the moment and the number of classes. A
-    backward pass counts two, one to the input alone counts one, an interval counts as two points."""
+def costs(cost: float | Cost) -> Callable[[Callable[..., Evaluation]], Objective]:
+    """Declare what an objective and its gradient cost, which is used to estimate the remaining time.
 
-    def told(objective: _O) -> _O:
-        objective.cost = cost if callable(cost) else lambda now, classes: cost  # type: ignore[attr-defined]
+    Args:
+        cost: number of forward passes, or a function that maps the context and the number of classes to it. A backward
+            pass counts as two forward passes, or as one if it computes the input gradient only. An interval counts as
+            two points.
+
+    Returns:
+        A decorator for objectives.
+    """
+
+    def decorate(function: Callable[..., Evaluation]) -> Objective:
+        objective = as_objective(function)
+        objective.cost = cost if callable(cost) else lambda context, classes: cost  # type: ignore[attr-defined]
         return objective
 
-    return told
+    return decorate
 
 
-def cost_of(objective: Objective | None, now: Now = AT_THE_END, classes: int = 10) -> float:
-    """In forward passes; an objective that does not say is taken for one pass and its gradient."""
+def cost_of(objective: Objective | None, context: Context = DEFAULT_CONTEXT, classes: int = 10) -> float:
+    """Return the cost of an objective in forward passes; 3 if it declares none, and 0 for None."""
     if objective is None:
         return 0.0
-    return float(getattr(objective, "cost", lambda now, classes: 3.0)(now, classes))
+    return float(getattr(objective, "cost", lambda context, classes: 3.0)(context, classes))
+
+
+def as_objective(function: Callable[..., Evaluation]) -> Objective:
+    """Let a function be called and defined by the old signature (net, x, y, eps, within, now) as well.
+
+    The old signature works for one release and warns.
+    """
+    if getattr(function, "is_objective", False) or not inspect.isroutine(function):
+        return function
+    names = [*inspect.signature(function).parameters]
+    defined_old = "eps" in names or names[1:2] == ["x"]
+    if defined_old:
+        _warn(f"{function.__name__} is defined as an objective (net, x, y, eps, within, now)")
+
+    @functools.wraps(function)
+    def objective(
+        net: Any,
+        inputs: Ball | Tensor,
+        y: Tensor,
+        context: Any = DEFAULT_CONTEXT,
+        within: Any = PIXELS,
+        now: Context = DEFAULT_CONTEXT,
+        **old: Any,
+    ) -> Evaluation:
+        if not isinstance(inputs, Ball):
+            _warn(f"{function.__name__} is called as an objective (net, x, y, eps, within, now)")
+            inputs, context = Ball(inputs, old.pop("eps", context), within), now
+        if defined_old:
+            return function(net, inputs.x, y, inputs.eps, inputs.within, context)
+        return function(net, inputs, y, context)
+
+    objective.is_objective = True  # type: ignore[attr-defined]
+    return objective
+
+
+def _warn(what: str) -> None:
+    message = f"{what}; objectives have the signature (net, inputs, y, context), where inputs is an objectives.Ball."
+    warnings.warn(message, DeprecationWarning, stacklevel=4)

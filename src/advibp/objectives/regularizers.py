@@ -1,6 +1,6 @@
-"""Objectives with a term of their own: what Shi et al., Xiao et al. and COLT add to the loss.
+"""Objectives with a regularizer: Shi et al. 2021, Xiao et al. 2019 and COLT (Balunovic and Vechev 2020).
 
-Every term looks at the bounds [l, u] of what enters the ReLUs.
+Every regularizer is computed from bounds [l, u] of the pre-activations of ReLUs.
 """
 
 from __future__ import annotations
@@ -12,95 +12,105 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from advibp.attacks import Range
 from advibp.bounds import Box
 from advibp.bounds.graph.relu_inputs import entering_relus
 from advibp.bounds.latent import LatentZonotope, entering_first_relu
 from advibp.execution.own_copy import run_on_copy
-from advibp.objectives import AT_THE_END, PIXELS, Evaluation, Now, costs, margin_loss, pgd
+from advibp.objectives.ball import Ball
+from advibp.objectives.lower import pgd
+from advibp.objectives.objective import DEFAULT_CONTEXT, Context, Evaluation, costs
+from advibp.objectives.upper import margin_loss
 
-#: Up to where a layer may be less tight, or less balanced, than the input before it is penalised (Shi et al. 2021).
+#: Ratios above this are not penalized (Shi et al. 2021).
 TOLERANCE = 0.5
 
 
-@costs(lambda now, _: 6 if now.ramped == 1 else 8)
-def shi_ibp(
-    net: Any, x: Tensor, y: Tensor, eps: float | Tensor, within: Range = PIXELS, now: Now = AT_THE_END
-) -> Evaluation:
-    """The IBP loss and, while eps grows, terms for tight bounds and balanced ReLUs that fade as it does."""
-    box = Box.ball(x, eps, within)
-    with entering_relus() as entering:
+@costs(lambda context, _: 6 if context.ramped == 1 else 8)
+def shi_ibp(net: Any, inputs: Ball, y: Tensor, context: Context = DEFAULT_CONTEXT) -> Evaluation:
+    """The IBP loss plus regularizers for tight bounds and balanced ReLUs, which fade out over the eps ramp (Shi et al.
+    2021)."""
+    box = inputs.box()
+    with entering_relus() as pre_activations:
         loss = margin_loss(run_on_copy(net, box).lower_margins(y), y)
-    fading = now.settings.regulariser * (1 - now.ramped)
-    if fading > 0 and entering:
-        loss = loss + fading * (tightness(box, entering) + balance(entering))
+    weight = context.settings.regularizer * (1 - context.ramped)
+    if weight > 0 and pre_activations:
+        loss = loss + weight * (tightness(box, pre_activations) + balance(pre_activations))
     return Evaluation(loss)
 
 
-def tightness(input: Box, entering: Sequence[Box]) -> Tensor:
-    """How much the mean width of the bounds grows from the input to each ReLU, beyond the tolerance: in [0, 1]."""
-    shares = torch.stack([input.radius.mean() / box.radius.mean().clamp(min=1e-12) for box in entering])
-    return F.relu(TOLERANCE - shares).mean() / TOLERANCE
+def tightness(input: Box, pre_activations: Sequence[Box]) -> Tensor:
+    """Return the tightness regularizer, a scalar in [0, 1].
 
-
-def balance(entering: Sequence[Box]) -> Tensor:
-    """How far surely active and surely inactive neurons are from having centres of the same size and spread.
-
-    Of two sums the smaller is divided by the larger: 1 is balance, and so is a layer where one kind is missing, as it
-    then has no gradient that could help.
+    For each ReLU layer: the mean radius of the input divided by the mean radius of the pre-activations. The regularizer
+    is the mean of max(0, tolerance - ratio) / tolerance.
     """
-    shares = []
-    for box in entering:
-        centre = box.center
-        active, inactive = (box.lower > 0).to(centre.dtype), (box.upper < 0).to(centre.dtype)
-        spread = (centre - centre.mean()).square()
-        shares += [
-            _share((centre * active).sum(), -(centre * inactive).sum()),
-            _share((spread * active).sum(), (spread * inactive).sum()),
+    ratios = torch.stack([input.radius.mean() / box.radius.mean().clamp(min=1e-12) for box in pre_activations])
+    return F.relu(TOLERANCE - ratios).mean() / TOLERANCE
+
+
+def balance(pre_activations: Sequence[Box]) -> Tensor:
+    """Return the ReLU regularizer, which is 0 if active and inactive neurons are balanced.
+
+    Active neurons have l > 0, inactive ones u < 0. The regularizer compares the two kinds by the sum of their centers
+    and by the sum of squared deviations of the centers. A ratio is the smaller of two sums divided by the larger. It is
+    1 in a layer where one kind is missing, because it has no useful gradient there.
+    """
+    ratios = []
+    for box in pre_activations:
+        center = box.center
+        active, inactive = (box.lower > 0).to(center.dtype), (box.upper < 0).to(center.dtype)
+        deviation = (center - center.mean()).square()
+        ratios += [
+            _ratio((center * active).sum(), -(center * inactive).sum()),
+            _ratio((deviation * active).sum(), (deviation * inactive).sum()),
         ]
-    return 2 * F.relu(TOLERANCE - torch.stack(shares)).mean() / TOLERANCE
+    return 2 * F.relu(TOLERANCE - torch.stack(ratios)).mean() / TOLERANCE
 
 
-def _share(a: Tensor, b: Tensor) -> Tensor:
+def _ratio(a: Tensor, b: Tensor) -> Tensor:
     smaller, larger = torch.minimum(a, b), torch.maximum(a, b)
     return torch.where(smaller > 0, smaller / larger.clamp(min=1e-12), torch.ones_like(a))
 
 
-@costs(lambda now, _: 3 + 2 * now.settings.attack_steps + 6)
-def stable_pgd(
-    net: Any, x: Tensor, y: Tensor, eps: float | Tensor, within: Range = PIXELS, now: Now = AT_THE_END
-) -> Evaluation:
-    """PGD's loss and a term for ReLUs that can't switch, which leaves a complete verifier less to split (Xiao et al.
-    2019)."""
-    found = pgd(net, x, y, eps, within, now)
-    with entering_relus() as entering:
-        net(Box.ball(x, eps, within))
-    if not entering:
-        return found
-    return found._replace(loss=found.loss + now.settings.regulariser * instability(entering))
+@costs(lambda context, _: 3 + 2 * context.settings.attack_steps + 6)
+def stable_pgd(net: Any, inputs: Ball, y: Tensor, context: Context = DEFAULT_CONTEXT) -> Evaluation:
+    """The PGD loss plus a regularizer for stable ReLUs, which a complete verifier need not split (Xiao et al. 2019)."""
+    result = pgd(net, inputs, y, context)
+    with entering_relus() as pre_activations:
+        net(inputs.box())
+    if not pre_activations:
+        return result
+    return result._replace(loss=result.loss + context.settings.regularizer * instability(pre_activations))
 
 
-def instability(entering: Sequence[Box]) -> Tensor:
-    """-tanh(1 + l u), summed over all neurons, mean over the images: lowest where l and u have one sign."""
-    return -torch.stack([torch.tanh(1 + box.lower * box.upper).sum() / len(box) for box in entering]).sum()
+def instability(pre_activations: Sequence[Box]) -> Tensor:
+    """Return -tanh(1 + l u), summed over all neurons, mean over the batch. It is lowest if l and u have one sign."""
+    return -torch.stack([torch.tanh(1 + box.lower * box.upper).sum() / len(box) for box in pre_activations]).sum()
 
 
-@costs(lambda now, _: 5 + 2 * now.settings.attack_steps + (3 * (1 + now.settings.projections) if now.latent else 0))
-def latent_pgd(
-    net: Any, x: Tensor, y: Tensor, eps: float | Tensor, within: Range = PIXELS, now: Now = AT_THE_END
-) -> Evaluation:
-    """PGD's loss in the image or, in a layer-wise stage, in the latent zonotope, and a term for the area between the
-    lines around the ReLUs that follow, which makes the zonotope of the next stage small (COLT)."""
-    found = pgd(net, x, y, eps, within, now)
+@costs(
+    lambda context, _: (
+        5 + 2 * context.settings.attack_steps + (3 * (1 + context.settings.projections) if context.latent else 0)
+    )
+)
+def latent_pgd(net: Any, inputs: Ball, y: Tensor, context: Context = DEFAULT_CONTEXT) -> Evaluation:
+    """The PGD loss plus a regularizer for the area of the next ReLU relaxation (COLT, Balunovic and Vechev 2020).
+
+    The inputs are images, or the noise of a latent zonotope in a layer-wise stage. The regularizer makes the zonotope
+    of the next stage small.
+    """
+    result = pgd(net, inputs, y, context)
     if isinstance(net, LatentZonotope):
         bounds = net.next_relu()
     else:
-        box = entering_first_relu(net, Box.ball(x, eps, within))
+        box = entering_first_relu(net, inputs.box())
         bounds = None if box is None else (box.lower, box.upper)
-    return found._replace(loss=found.loss + now.settings.regulariser * area(*bounds)) if bounds else found
+    return result._replace(loss=result.loss + context.settings.regularizer * area(*bounds)) if bounds else result
 
 
 def area(lower: Tensor, upper: Tensor) -> Tensor:
-    """-l u where l < 0 < u, summed over the neurons, mean over the images: DeepZ's parallelogram, u - l wide and
-    -l u / (u - l) high."""
+    """Return -l u where l < 0 < u, summed over the neurons, mean over the batch.
+
+    It is the area of DeepZ's parallelogram, which is u - l wide and -l u / (u - l) high.
+    """
     return (F.relu(-lower) * F.relu(upper)).sum() / len(lower)

@@ -1,4 +1,4 @@
-"""Losses above the robust loss: cross-entropy of sound lower bounds of the margins."""
+"""Objectives that are upper bounds of the robust loss: cross-entropy of sound lower bounds of the margins."""
 
 from __future__ import annotations
 
@@ -8,45 +8,54 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from advibp.attacks import Range
-from advibp.bounds import Box, LinearBounds, Zonotope
-from advibp.objectives.objective import AT_THE_END, PIXELS, Evaluation, Now, costs
+from advibp.bounds import LinearBounds
+from advibp.objectives.ball import Ball
+from advibp.objectives.objective import DEFAULT_CONTEXT, Context, Evaluation, costs
 
 
 def margin_loss(margins: Tensor, y: Tensor) -> Tensor:
-    """L(-m, y): an upper bound of the robust cross-entropy when m are lower bounds of the margins (B, K), m_y = 0."""
+    """Return L(-m, y), the cross-entropy of negated margins.
+
+    It is an upper bound of the robust cross-entropy if m are lower bounds of the margins z_y - z_k over the set.
+
+    Args:
+        margins: m, (B, K), with m_y = 0.
+        y: labels, (B,).
+
+    Returns:
+        The mean over the batch, a scalar.
+    """
     return F.cross_entropy(-margins, y)
 
 
 @costs(6)
-def ibp(
-    net: Any, x: Tensor, y: Tensor, eps: float | Tensor, within: Range = PIXELS, now: Now = AT_THE_END
-) -> Evaluation:
-    """L(-m_IBP, y): the abstract loss over the set."""
-    return Evaluation(margin_loss(net(Box.ball(x, eps, within)).lower_margins(y), y))
+def ibp(net: Any, inputs: Ball, y: Tensor, context: Context = DEFAULT_CONTEXT) -> Evaluation:
+    """Cross-entropy of the margins by interval bound propagation: L(-m_IBP, y)."""
+    return Evaluation(margin_loss(net(inputs.box()).lower_margins(y), y))
 
 
-# Measured on dm-small: each margin's way back, with its gradient, takes four to five forward passes.
-@costs(lambda now, classes: 6 + (4.5 * (classes - 1) if now.beta > 0 else 0))
-def crown_ibp(
-    net: Any, x: Tensor, y: Tensor, eps: float | Tensor, within: Range = PIXELS, now: Now = AT_THE_END
-) -> Evaluation:
-    """L(-m, y) with m = beta m_CROWN-IBP + (1 - beta) m_IBP, and beta falling from 1 over the eps ramp (Zhang et al.
-    2020): a mean of two lower bounds is one."""
-    if now.beta <= 0:
-        return ibp(net, x, y, eps, within)
-    bounds = LinearBounds(net, Box.ball(x, eps, within))
-    return Evaluation(margin_loss(torch.lerp(bounds.interval_margins(y), bounds.margins(y), now.beta), y))
+# Measured on dm-small: the backward bounds of a margin and their gradient take four to five forward passes.
+@costs(lambda context, classes: 6 + (4.5 * (classes - 1) if context.beta > 0 else 0))
+def crown_ibp(net: Any, inputs: Ball, y: Tensor, context: Context = DEFAULT_CONTEXT) -> Evaluation:
+    """Cross-entropy of margins m = beta m_CROWN-IBP + (1 - beta) m_IBP (Zhang et al. 2020).
+
+    beta falls from 1 to `settings.beta` over the eps ramp. A mean of two lower bounds is a lower bound.
+    """
+    if context.beta <= 0:
+        return ibp(net, inputs, y, context)
+    bounds = LinearBounds(net, inputs.box())
+    return Evaluation(margin_loss(torch.lerp(bounds.interval_margins(y), bounds.margins(y), context.beta), y))
 
 
-# Measured on dm-small, where DeepZ has some five thousand symbols.
-@costs(lambda now, _: 6 + 5.5 * {"box": 0, "hybrid": now.settings.symbols}.get(now.settings.domain, 5000))
-def abstract(
-    net: Any, x: Tensor, y: Tensor, eps: float | Tensor, within: Range = PIXELS, now: Now = AT_THE_END
-) -> Evaluation:
-    """L(-m, y) with margins by the recipe's domain (DiffAI): boxes, DeepZ's zonotopes, or between them the hybrid ones,
-    of whose noise symbols the largest `symbols` are kept apart and the others become a box."""
-    if now.settings.domain == "box":
-        return ibp(net, x, y, eps, within)
-    most = now.settings.symbols if now.settings.domain == "hybrid" else None
-    return Evaluation(margin_loss(net(Zonotope.ball(x, eps, within, most_symbols=most)).lower_margins(y), y))
+# Measured on dm-small, where DeepZ has about five thousand noise symbols.
+@costs(lambda context, _: 6 + 5.5 * {"box": 0, "hybrid": context.settings.symbols}.get(context.settings.domain, 5000))
+def abstract(net: Any, inputs: Ball, y: Tensor, context: Context = DEFAULT_CONTEXT) -> Evaluation:
+    """Cross-entropy of the margins by the abstract domain `settings.domain` (DiffAI, Mirman et al. 2018).
+
+    The domain is a box, a zonotope (deepz), or a hybrid zonotope, which keeps the `settings.symbols` largest noise
+    symbols and turns the others into a box.
+    """
+    if context.settings.domain == "box":
+        return ibp(net, inputs, y, context)
+    most = context.settings.symbols if context.settings.domain == "hybrid" else None
+    return Evaluation(margin_loss(net(inputs.zonotope(most)).lower_margins(y), y))

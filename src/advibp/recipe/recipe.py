@@ -1,7 +1,7 @@
-"""The one typed set of options: the same names in YAML, on the command line, in Python and in a run's folder.
+"""A recipe: every hyperparameter of a training run, with type, default, parser and help text.
 
-It is flat, so that every key is also the name of its command-line option. Times are in epochs, or in percent of all
-epochs ("30%"), so that a recipe keeps its shape when only `epochs` changes.
+The keys are the same in YAML, on the command line, in Python and in a run's folder. A recipe is flat, so every key is a
+command-line option. Durations are in epochs, or in percent of all epochs ("30%"), so a recipe scales with `epochs`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import difflib
 import json
 import re
 import shlex
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -21,6 +22,7 @@ import yaml
 
 from advibp.errors import UserError
 from advibp.methods import METHODS, WEIGHTINGS, Method, defaults_of
+from advibp.objectives import Settings
 from advibp.parsers import Parser, Span, flag, integer, number, numbers, one_of, or_word, share_or, span, spans, text
 from advibp.schedules import Timeline
 from advibp.storage.plain_yaml import from_yaml
@@ -28,10 +30,14 @@ from advibp.weighting import BETA1, BETA2
 
 
 def method_name(value: Any) -> str:
-    """A row of METHODS, or the place of one's own: file.py:NAME."""
+    """Parse a method: a key of METHODS, or the place of a user's Method, file.py:NAME."""
     if not isinstance(value, str) or (value not in METHODS and ":" not in value):
         raise ValueError(f"one of {', '.join(METHODS)}, or file.py:NAME")
     return value
+
+
+#: Keys of release 0.1 that have been renamed.
+OLD_KEYS = {"normalise": "normalize", "regulariser": "regularizer"}
 
 
 def _option(default: Any, parse: Parser, says: str) -> Any:
@@ -40,25 +46,41 @@ def _option(default: Any, parse: Parser, says: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that determines a run. The defaults train MNIST on two CPU cores."""
+    """The hyperparameters of a training run. The defaults train MNIST on two CPU cores.
+
+    `Recipe(...)` sets the given keys and leaves the others at the defaults below. `Recipe.load(...)` also applies the
+    defaults of the method and those of a recipe file. Both parse and check every value.
+
+    Raises:
+        UserError: if a value is not valid, if the phases are longer than the run, or if the method does not support a
+            key.
+
+    Example:
+        >>> import advibp
+        >>> recipe = advibp.Recipe.load(method="shi-ibp", eps="8/255", epochs=20)
+        >>> recipe.lr
+        0.0005
+    """
 
     data: str = _option(
-        "mnist", text, "a name from `advibp data`, a folder of images or original files, or a .npz file"
+        "mnist", text, "data set: a name from `advibp data`, a folder of images or original files, or a .npz file"
     )
     net: str = _option(
-        "dm-small", text, "a name from `advibp nets`, a grammar, file.py:function or package.module:function"
+        "dm-small", text, "network: a name from `advibp nets`, a grammar, file.py:function or package.module:function"
     )
     method: str = _option(
-        "advibp", method_name, f"training method: {', '.join(METHODS)}; or file.py:NAME, a Method of one's own"
+        "advibp", method_name, f"training method: {', '.join(METHODS)}; or file.py:NAME, a user's Method"
     )
     eps: float = _option(
-        0.3, number(0, 1, above=True), "eps_train, l_inf radius in pixels of [0, 1]; 8/255 is read too"
+        0.3,
+        number(0, 1, above=True),
+        "eps_train, the l_inf radius for pixels in [0, 1]; fractions such as 8/255 are valid",
     )
-    epochs: float = _option(60.0, number(0, 1e6, above=True), "all epochs, warm-up included")
+    epochs: float = _option(60.0, number(0, 1e6, above=True), "number of epochs, with warm-up")
     warmup_natural: Span = _option(1.0, span, "T_nat: epochs on the regular loss")
-    warmup_adversarial: Span = _option(1.0, span, "T_adv: epochs on the adversarial loss, eps growing")
+    warmup_adversarial: Span = _option(1.0, span, "T_adv: epochs on the adversarial loss while eps grows")
     warmup_adversarial_ramp: Span | None = _option(
-        None, or_word("none", span), "epochs of T_adv in which eps grows; none: all of them"
+        None, or_word("none", span), "epochs of T_adv in which eps grows; none: all of T_adv"
     )
     ramp: Span = _option("35%", span, "R: epochs of the joint phase in which eps grows to eps_train")
     ramp_shape: str = _option(
@@ -67,143 +89,177 @@ class Recipe:
     c_max: float | str = _option(
         1e-4,
         or_word("auto", share_or(number(0))),
-        "when the adversarial loss comes first in a conflict: FOSC below this at first; auto: below FOSC after the "
-        "warm-up; 30%: in that share of the conflicts at first",
+        "threshold of FOSC at first: below it a conflict prioritizes the adversarial loss; auto: FOSC after the "
+        "warm-up; 30%: prioritize it in that share of the conflicts",
     )
-    c_extra: Span = _option(0.0, span, "epochs at full eps before c_t, or that share, decays")
-    c_decay: Span = _option("10%", span, "T': epochs in which c_t, or that share, falls from c_max to 0")
+    c_extra: Span = _option(0.0, span, "epochs at full eps before c_t, or the share, decays")
+    c_decay: Span = _option("10%", span, "T': epochs in which c_t, or the share, falls from c_max to 0")
     fosc_scale: str = _option(
-        "sample", one_of("sample", "batch"), "c_max in the scale of each sample's loss, or of the batch-mean loss"
+        "sample", one_of("sample", "batch"), "scale of c_max: each sample's loss, or the batch-mean loss"
     )
     fosc_set: str = _option(
         "clipped",
         one_of("clipped", "ball"),
-        "set of FOSC: the ball within [0, 1], or the whole ball as the paper prints",
+        "set of FOSC: the ball clipped to [0, 1], or the whole ball as printed in the paper",
     )
     weighting: str | None = _option(
         None,
         or_word("none", one_of(*WEIGHTINGS)),
-        f"how two losses are weighed: {', '.join(WEIGHTINGS)}; none: the method's",
+        f"how two losses are weighted: {', '.join(WEIGHTINGS)}; none: the method's",
     )
     kappa: float | None = _option(
         None,
         or_word("none", number(0, 1)),
-        "weight of the lower loss, fixed or at the end of a schedule; the upper one gets the rest; none: the method's",
+        "weight of the lower loss, fixed or at the end of a schedule; the upper loss has 1 - kappa; none: the method's",
     )
     scope: str = _option(
-        "all", one_of("all", "first", "last"), "gradients the moments are of: all, or the first or last tensor's alone"
+        "all",
+        one_of("all", "first", "last"),
+        "parameters from which the moments are computed: all, the first tensor or the last tensor",
     )
     beta1: float = _option(BETA1, number(0, 0.999999), "decay of the gradient moments")
     beta2: float = _option(BETA2, number(0, 0.999999), "decay of the norm moments")
-    attack_steps: int = _option(8, integer(1, 10_000), "pgd, mip, colt: steps of the attack in training")
-    beta: float = _option(0.0, number(0, 1), "crown-ibp, advcrown-ibp: share of CROWN-IBP that is left after the ramp")
-    domain: str = _option("box", one_of("box", "hybrid", "deepz"), "diffai: the sets of its abstract loss")
-    symbols: int = _option(8, integer(0, 100_000), "diffai: noise symbols of a hybrid zonotope")
-    regulariser: float = _option(0.0, number(0), "shi-ibp, mip, colt: weight of what is added to the loss")
-    projections: int = _option(16, integer(0, 100_000), "colt: random projections by which a zonotope is estimated")
-    batch_size: int = _option(256, integer(1), "images per step")
-    at_once: int = _option(
-        0, integer(0), "images of a batch that are in memory at a time, 0: all; the weights are the same up to rounding"
+    attack_steps: int = _option(
+        Settings.attack_steps, integer(1, 10_000), "pgd, mip, colt: steps of the attack in training"
     )
-    recompute: bool = _option(False, flag, "keep fewer values between the passes and compute the rest again")
+    beta: float = _option(Settings.beta, number(0, 1), "crown-ibp, advcrown-ibp: weight of CROWN-IBP after the ramp")
+    domain: str = _option(Settings.domain, one_of("box", "hybrid", "deepz"), "diffai: abstract domain of its loss")
+    symbols: int = _option(
+        Settings.symbols, integer(0, 100_000), "diffai: number of noise symbols of a hybrid zonotope"
+    )
+    regularizer: float = _option(Settings.regularizer, number(0), "shi-ibp, mip, colt: weight of the regularizer")
+    projections: int = _option(
+        Settings.projections, integer(0, 100_000), "colt: random projections that estimate a zonotope"
+    )
+    batch_size: int = _option(256, integer(1), "batch size")
+    at_once: int = _option(
+        0, integer(0), "images of a batch that are in memory at once, 0: all; the result is the same up to rounding"
+    )
+    recompute: bool = _option(
+        False, flag, "save memory: keep fewer activations and compute the others again in the backward pass"
+    )
     lr: float = _option(2e-3, number(0, above=True), "Adam's learning rate")
     lr_shape: str = _option(
         "linear",
         one_of("steps", "linear"),
-        "steps: times lr_factor at each of lr_milestones; linear: down to 0 from the end of the ramp on",
+        "steps: multiply by lr_factor at each of lr_milestones; linear: decay to 0 after the ramp",
     )
     lr_milestones: tuple[Span, ...] = _option(
-        ("75%", "90%"), spans, "when the learning rate is multiplied by lr_factor"
+        ("75%", "90%"), spans, "epochs at which the learning rate is multiplied by lr_factor"
     )
-    lr_factor: float = _option(0.25, number(0, 1), "what the learning rate is multiplied by")
-    clip: float | None = _option(10.0, or_word("none", number(0, above=True)), "largest norm of a step's gradient")
-    l1: float = _option(0.0, number(0), "weight of the sum of absolute weights")
-    max_loss: float = _option(1e6, number(0, above=True), "stop, with a diagnosis, when a loss grows beyond this")
+    lr_factor: float = _option(0.25, number(0, 1), "factor of the learning rate at a milestone")
+    clip: float | None = _option(
+        10.0, or_word("none", number(0, above=True)), "largest norm of the gradient; longer ones are scaled down"
+    )
+    l1: float = _option(0.0, number(0), "weight of L1 regularization")
+    max_loss: float = _option(1e6, number(0, above=True), "stop with a diagnosis if a loss exceeds this")
     batchnorm: str = _option(
         "adversarial",
         one_of("adversarial", "clean"),
-        "whose statistics the bounds use: the adversarial pass's, or a clean pass's, which costs a quarter more",
+        "BatchNorm statistics of the bounds: of the adversarial pass, or of a clean pass, which takes a quarter longer",
     )
     stages: int | str = _option(
-        0, or_word("all", integer(0, 1000)), "layer-wise stages after the epochs: each freezes one layer more"
+        0,
+        or_word("all", integer(0, 1000)),
+        "number of layer-wise stages after the main phase; each freezes one more layer",
     )
-    stage_epochs: float = _option(10.0, number(0, 1e6, above=True), "epochs of each stage")
-    stage_lr: float = _option(5e-4, number(0, above=True), "Adam's learning rate at the start of each stage")
+    stage_epochs: float = _option(10.0, number(0, 1e6, above=True), "epochs of each layer-wise stage")
+    stage_lr: float = _option(5e-4, number(0, above=True), "Adam's learning rate at the start of each layer-wise stage")
     stage_lr_milestones: tuple[Span, ...] = _option(
         (), spans, "epochs of a stage at which its learning rate is multiplied by lr_factor, if lr_shape is steps"
     )
-    weights: str | None = _option(None, or_word("none", text), "start from these weights, a .safetensors file")
-    init: str = _option("ibp", one_of("ibp", "default"), "first weights: ibp (Shi et al. 2021), or torch's default")
-    normalise: bool = _option(
-        False, flag, "a first layer that subtracts the training images' mean and divides by their std"
-    )
+    weights: str | None = _option(None, or_word("none", text), "initial weights, a .safetensors file; none: random")
+    init: str = _option("ibp", one_of("ibp", "default"), "initialization: ibp (Shi et al. 2021), or torch's default")
+    normalize: bool = _option(False, flag, "add a first layer that normalizes by mean and std of the training images")
     data_root: str | None = _option(
-        None, or_word("none", text), "where data sets are looked for and kept; none: ADVIBP_DATA, or the user's cache"
+        None, or_word("none", text), "folder of data sets; none: ADVIBP_DATA, or the user's cache"
     )
-    size: int | None = _option(None, or_word("none", integer(1, 4096)), "pixels to which a folder's images are resized")
-    flip: bool = _option(False, flag, "flip training images left to right, by chance")
-    crop: int = _option(0, integer(0, 64), "shift training images by up to this many pixels, by chance")
-    validation: int = _option(1000, integer(1), "training images held out to watch the run and to select a checkpoint")
+    size: int | None = _option(
+        None, or_word("none", integer(1, 4096)), "resize the images of a folder to this many pixels"
+    )
+    flip: bool = _option(False, flag, "augmentation: flip training images left to right at random")
+    crop: int = _option(0, integer(0, 64), "augmentation: shift training images by up to this many pixels at random")
+    validation: int = _option(1000, integer(1), "number of training images held out for validation")
     select: str = _option(
-        "last", one_of("last", "best"), "final weights: last epoch, or best verified error on validation"
+        "last",
+        one_of("last", "best"),
+        "final weights: those of the last epoch, or of the epoch with the best verified error on validation images",
     )
-    limit: int | None = _option(None, or_word("none", integer(1)), "train on this many images only")
-    seed: int = _option(0, integer(0, 2**63 - 1), "weights, data order and attacks follow from it")
-    threads: int | None = _option(None, or_word("none", integer(1, 1024)), "CPU threads; none: torch's choice")
-    device: str = _option("auto", text, "auto, cpu, cuda, cuda:1, mps")
+    limit: int | None = _option(None, or_word("none", integer(1)), "train on the first images only, this many")
+    seed: int = _option(0, integer(0, 2**63 - 1), "random seed of weights, data order and attacks")
+    threads: int | None = _option(
+        None, or_word("none", integer(1, 1024)), "number of CPU threads; none: torch's default"
+    )
+    device: str = _option("auto", text, "device: auto, cpu, cuda, cuda:1, mps")
     published: dict[str, Any] | None = _option(
-        None, or_word("none", numbers), "numbers the paper gives for this run, for comparison"
+        None, or_word("none", numbers), "numbers of the paper for this run, for comparison"
     )
+
+    def __post_init__(self) -> None:
+        for option in dataclasses.fields(self):
+            value = getattr(self, option.name)
+            try:
+                object.__setattr__(self, option.name, option.metadata["parse"](value))
+            except ValueError as expected:
+                raise UserError(f"{option.name} is {value!r}, but must be {expected}.") from None
+        self.timeline()  # checks that the phases fit
+        if self.method in METHODS:
+            self.suits(METHODS[self.method])
 
     @classmethod
     def load(cls, source: str | Path | None = None, own: Method | None = None, /, **changes: Any) -> Recipe:
-        """The defaults, changed by the method's own, by a recipe (a shipped one by name, or a YAML file), and by
-        `changes`; `own` is a method that these can only name."""
-        given = {**(read(source) if source else {}), **changes}
+        """Return a recipe from a file.
+
+        The defaults are overridden by those of the method, then by the recipe file, then by `changes`.
+
+        Args:
+            source: name of a shipped recipe, or a YAML file; None for no file.
+            own: the user's Method, if `method` names one.
+            changes: recipe keys.
+
+        Raises:
+            UserError: if a key or a value is not valid, or if the method ignores a key of `changes`.
+        """
+        changes = current_keys(changes, warn=True)
+        given = {**(current_keys(read(source)) if source else {}), **changes}
         defaults = own.recipe if own else defaults_of(str(given.get("method", cls.method)))
-        return cls.of({**defaults, **given})._understood(changes)
+        return cls.of({**defaults, **given})._check_read(changes)
 
     def changed(self, own: Method | None = None, /, **changes: Any) -> Recipe:
-        """With `changes`. Another method brings its own defaults in place of this one's."""
+        """Return a copy with `changes`. A new method brings its own defaults in place of the old one's."""
+        changes = current_keys(changes, warn=True)
         if changes.get("method", self.method) == self.method:
-            return Recipe.of({**self.as_dict(), **changes})._understood(changes)
-        before = Recipe.load(method=self.method).as_dict()
-        kept = {key: value for key, value in self.as_dict().items() if value != before[key]}
+            return Recipe.of({**self.as_dict(), **changes})._check_read(changes)
+        defaults = Recipe.load(method=self.method).as_dict()
+        kept = {key: value for key, value in self.as_dict().items() if value != defaults[key]}
         return Recipe.load(None, own, **{**kept, **changes})
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any]) -> Recipe:
-        known = {f.name: f for f in dataclasses.fields(cls)}
-        values = {}
-        for key, value in mapping.items():
+        """Return the recipe with these keys. Keys of release 0.1 are read too."""
+        values, known = current_keys(mapping), [option.name for option in dataclasses.fields(cls)]
+        for key in values:
             if key not in known:
                 near = difflib.get_close_matches(str(key), known, 1)
                 hint = f"did you mean {near[0]}?" if near else f"known keys are {', '.join(known)}."
                 raise UserError(f"'{key}' is no recipe key; {hint}")
-            try:
-                values[key] = known[key].metadata["parse"](value)
-            except ValueError as wanted:
-                raise UserError(f"{key} is {value!r}, but must be {wanted}.") from None
-        recipe = cls(**values)
-        recipe.timeline()  # phases that do not fit are found before anything runs
-        if recipe.method in METHODS:
-            recipe.suits(METHODS[recipe.method])
-        return recipe
+        return cls(**values)
 
-    def _understood(self, changes: Mapping[str, Any]) -> Recipe:
-        """Refuse what was asked for and is read by other methods alone. A file may have it: it holds every key."""
+    def _check_read(self, changes: Mapping[str, Any]) -> Recipe:
+        """Refuse keys of `changes` that the method ignores. A recipe file may have them, because it holds every key."""
         if self.method in METHODS:
             for key in changes:
                 rows = [name for name, row in METHODS.items() if key in row.reads]
                 if rows and self.method not in rows and getattr(self, key) != getattr(Recipe, key):
-                    raise UserError(f"{key} has no meaning for {self.method}; leave it out, or train by {_or(rows)}.")
+                    raise UserError(f"{self.method} does not use {key}; leave it out, or train by {_or(rows)}.")
         return self
 
     def in_epochs(self, value: Span, of: float | None = None) -> float:
-        """A span in epochs, a share being one of all epochs, or of those of a stage."""
+        """Return a duration in epochs. A share such as "30%" refers to `of` epochs (default: all epochs)."""
         return float(value[:-1]) / 100 * (self.epochs if of is None else of) if isinstance(value, str) else value
 
     def timeline(self) -> Timeline:
+        """Return the phases of the run. Raises a UserError if they are longer than the run."""
         natural, adversarial = self.in_epochs(self.warmup_natural), self.in_epochs(self.warmup_adversarial)
         growing = self.warmup_adversarial_ramp
         line = Timeline(
@@ -214,7 +270,7 @@ class Recipe:
             ramp=self.in_epochs(self.ramp),
             ramp_shape=self.ramp_shape,  # type: ignore[arg-type]
         )
-        if line.joint + line.ramp > self.epochs * (1 + 1e-9):  # shares of 100% may not add up to the bit
+        if line.joint + line.ramp > self.epochs * (1 + 1e-9):  # tolerance for rounding of shares
             raise UserError(
                 f"warmup_natural + warmup_adversarial + ramp take {line.joint + line.ramp:g} epochs, but epochs is "
                 f"{self.epochs:g}; train longer, or shorten these phases."
@@ -222,37 +278,45 @@ class Recipe:
         return line
 
     def suits(self, method: Method) -> None:
-        """Refuse what has no meaning for a method, rather than let it pass without effect."""
+        """Raise a UserError if a key has no effect for a method."""
         two = method.lower is not None and method.upper is not None
         if not two and (self.weighting is not None or self.kappa is not None):
             key = "weighting" if self.weighting is not None else "kappa"
-            raise UserError(f"{key} is for two losses, and {self.method} has one; leave it out.")
+            raise UserError(f"{key} applies to methods with two losses, and {self.method} has one; leave it out.")
         weighting = self.weighting or method.weighting
         if self.kappa is not None and weighting not in ("fixed", "scheduled"):
-            raise UserError(f"kappa is for fixed and scheduled weights, not for {weighting}; leave it out.")
+            raise UserError(f"kappa applies to fixed and scheduled weights, not to {weighting}; leave it out.")
         if self.scope != "all" and weighting != "moments":
-            raise UserError(f"scope is for weights from moments, not for {weighting}; leave it out.")
+            raise UserError(f"scope applies to the weighting moments, not to {weighting}; leave it out.")
         if self.stages != 0 and method.latent is None:
             rows = [name for name, row in METHODS.items() if row.latent]
-            raise UserError(f"{self.method} has no layer-wise stages; leave them out, or train by {_or(rows)}.")
+            raise UserError(f"{self.method} has no layer-wise stages; set stages to 0, or train by {_or(rows)}.")
 
     def command(self) -> str:
-        """The command that makes this run: what differs from the defaults, spelled out."""
-        default = Recipe.load(data=self.data, net=self.net, method=self.method)  # (of one's own: all of it is said)
+        """Return the command for this run, with every key that differs from the method's defaults."""
+        default = Recipe.load(data=self.data, net=self.net, method=self.method)
         changed = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != getattr(default, f.name)]
         changed = ["method"] * (self.method != Recipe.method) + changed
         options = [f"--{k.replace('_', '-')} {_shown(getattr(self, k))}" for k in changed if k != "published"]
         return " ".join(["advibp train", shlex.quote(self.data), shlex.quote(self.net), *options])
 
     def as_dict(self) -> dict[str, Any]:
+        """Return all keys as plain data."""
         plain = dataclasses.asdict(self)
         return {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}
 
     def to_yaml(self) -> str:
-        """Every key, with what it means behind it."""
+        """Return the recipe as YAML, one key per line with its help text as a comment."""
         values = self.as_dict()
         lines = [f"{f.name}: {_as_yaml(values[f.name])}  # {f.metadata['says']}" for f in dataclasses.fields(self)]
         return "\n".join(lines) + "\n"
+
+
+def current_keys(keys: Mapping[str, Any], warn: bool = False) -> dict[str, Any]:
+    """Rename the keys of release 0.1."""
+    for old in OLD_KEYS.keys() & keys.keys() if warn else ():
+        warnings.warn(f"The recipe key {old} is now {OLD_KEYS[old]}; use that.", DeprecationWarning, stacklevel=3)
+    return {OLD_KEYS.get(str(key), key): value for key, value in keys.items()}
 
 
 def _or(names: list[str]) -> str:
@@ -260,7 +324,7 @@ def _or(names: list[str]) -> str:
 
 
 def _as_yaml(value: Any) -> str:
-    """JSON, which YAML reads too, but for the characters that it wants escaped."""
+    """Return a value as JSON, which YAML can read, with the characters escaped that YAML forbids."""
     plain = json.dumps(value, ensure_ascii=False)
     return re.sub("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]", lambda c: f"\\u{ord(c[0]):04x}", plain)
 
@@ -272,7 +336,7 @@ def _shown(value: Any) -> str:
 
 
 def shipped() -> dict[str, Any]:
-    """Recipes inside the package, by name: `demo`, `paper/mnist-0.4`, ..."""
+    """Return the shipped recipes by name: `demo`, `paper/mnist-0.4`, ..."""
     root = resources.files("advibp") / "recipe" / "shipped"
     found = {f.name[:-5]: f for f in root.iterdir() if f.name.endswith(".yaml")}
     found |= {f"paper/{f.name[:-5]}": f for f in (root / "paper").iterdir() if f.name.endswith(".yaml")}
@@ -280,7 +344,7 @@ def shipped() -> dict[str, Any]:
 
 
 def read(source: str | Path) -> dict[str, Any]:
-    """The keys that a recipe sets, and no others: a shipped one by name, or a YAML file."""
+    """Return the keys that a recipe sets. source: the name of a shipped recipe, or a YAML file."""
     recipes = shipped()
     file = recipes.get(str(source), Path(source))
     try:

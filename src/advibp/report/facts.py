@@ -15,8 +15,8 @@ from advibp.verify.records import Certificate, Record
 
 # What is drawn of each epoch, if it was logged.
 METRICS = (
-    "eps", "loss_adv", "loss_ibp", "fosc", "c_t", "kappa_adv", "kappa_ibp", "kappa_reg", "angle",
-    "branch_agree", "branch_adv", "branch_ibp", "branch_conflict", "standard_error", "verified_error", "seconds",
+    "eps", "loss_lower", "loss_upper", "fosc", "c_t", "kappa_lower", "kappa_upper", "kappa_reg", "angle",
+    "branch_agree", "branch_lower", "branch_upper", "branch_conflict", "standard_error", "verified_error", "seconds",
 )  # fmt: skip
 _BARS = 60  # of a histogram, about
 

@@ -25,7 +25,7 @@ class Rule:
     angle: float  # between the full gradients, in degrees
     from_past: bool  # Algorithm 1; otherwise m = g_t, v = |g_t|
     strong: bool = True
-    regulariser: bool = False
+    regularizer: bool = False
 
 
 RULES = (
@@ -33,13 +33,13 @@ RULES = (
     Rule(says="Algorithm 1; agreement", angle=60, from_past=True),
     Rule(says="weights from the current gradients; conflict", angle=120, from_past=False),
     Rule(says="Algorithm 1; conflict, attack strong", angle=120, from_past=True),
-    Rule(says="Algorithm 1; conflict, attack weak, no regulariser", angle=120, from_past=True, strong=False),
+    Rule(says="Algorithm 1; conflict, attack weak, no regularizer", angle=120, from_past=True, strong=False),
     Rule(
-        says="Algorithm 1; conflict, attack weak, regulariser",
+        says="Algorithm 1; conflict, attack weak, regularizer",
         angle=120,
         from_past=True,
         strong=False,
-        regulariser=True,
+        regularizer=True,
     ),
 )
 
@@ -101,7 +101,7 @@ def measure(rule: Rule, *, chains: int, steps: int, seed: int) -> Bias:
             past = m / (1 - BETA1**t), v / (1 - BETA2**t)
             kappa = weigh(*(past if rule.from_past else (g, g.norm(dim=2))), strong=rule.strong)
             mine, ideal = ((kappa[:, :2, None] * of).sum(1) for of in (g, full))
-            if rule.regulariser:
+            if rule.regularizer:
                 mine = mine + 2 * kappa[:, 2:] * loss[:, None] * g[:, 1]
                 ideal = ideal + 2 * kappa[:, 2:] * full_loss * full[1]
             bias += (mine - ideal) / steps

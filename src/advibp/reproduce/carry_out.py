@@ -20,6 +20,7 @@ from torch import nn
 from advibp.data import Data
 from advibp.data.fetch.catalogue import ROWS
 from advibp.errors import UserError
+from advibp.execution.device import resolve_device
 from advibp.recipe import Recipe
 from advibp.reproduce.wanted import SETTINGS, Ask, Look, Wanted
 from advibp.runs import open_run
@@ -28,7 +29,6 @@ from advibp.runs.run_files import Certification, Errors, RunFiles, read_run
 from advibp.runs.sweep import Loaded, examined, trained
 from advibp.runs.training_display import Display, Silent
 from advibp.storage.run_folder import RunFolder
-from advibp.training import resolve_device
 from advibp.verify.verifiers import in_order
 
 #: Recipe keys that are ignored when matching an existing run. Unlike when a run is resumed, data must be the same.

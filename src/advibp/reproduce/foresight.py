@@ -51,7 +51,7 @@ class _Times:
         kind = (_kind(recipe), epochs)
         if kind not in self._known:
             data = stand_in(recipe, row)
-            plain = dataclasses.replace(recipe, normalise=False)  # mean and std are unknown, and cost nothing
+            plain = dataclasses.replace(recipe, normalize=False)  # mean and std are unknown, and cost nothing
             training = Training(first_net(plain, data), data, recipe)
             net = (recipe.net, recipe.data)
             if net not in self._passes:

@@ -27,14 +27,14 @@ class Case:
     adv: tuple[float, float]
     ibp: tuple[float, float]
     strong: bool = True  # FOSC <= c_t
-    ibp_loss: float = 0.0  # L_IBP, by which the regulariser weighs
+    ibp_loss: float = 0.0  # L_IBP, by which the regularizer weighs
 
 
 CASES = (
     Case("agreement", (1.0, 0.2), (0.4, 1.4)),
     Case("conflict, attack strong", (1.0, 0.2), (-0.6, 1.2)),
     Case("conflict, attack weak", (1.0, 0.2), (-0.6, 1.2), strong=False),
-    Case("conflict, attack weak, with the regulariser", (1.0, 0.2), (-0.6, 1.2), strong=False, ibp_loss=0.5),
+    Case("conflict, attack weak, with the regularizer", (1.0, 0.2), (-0.6, 1.2), strong=False, ibp_loss=0.5),
 )
 
 
@@ -54,7 +54,7 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
     for case in CASES:
         weights, (adv, ibp), final = solve(case)
         inner = float(final @ adv), float(final @ ibp)
-        kappas = [f"{k:.3f}" for k in (weights.adv, weights.ibp, weights.reg)]
+        kappas = [f"{k:.3f}" for k in (weights.lower, weights.upper, weights.reg)]
         rows.append(
             [
                 case.name,
@@ -89,7 +89,7 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
             "Angles in degrees. A loss falls, to first order, if g_final has a positive product with its gradient.",
             "In agreement both losses fall. In a conflict the loss that comes first falls, and the other stays as it "
             "is: its product is 0.",
-            "The regulariser (L_IBP = 0.5 here) undoes that: it adds 2 kappa_reg L_IBP g_IBP, so that the product with "
+            "The regularizer (L_IBP = 0.5 here) undoes that: it adds 2 kappa_reg L_IBP g_IBP, so that the product with "
             "g_adv is L_IBP <g_adv, g_IBP> < 0, and the adversarial loss rises.",
         ],
     )
@@ -115,7 +115,7 @@ def _branches(runs: Sequence[RunFiles]) -> list[TableSection]:
         for phase in ("ramp", "full", "latent"):
             epochs: list[dict[str, Any]] = [m for m in run.history if m.get("phase") == phase and "branch_agree" in m]
             if epochs:
-                shares = [100 * mean(m.get(f"branch_{b}", 0.0) for m in epochs) for b in ("agree", "adv", "ibp")]
+                shares = [100 * mean(m.get(f"branch_{b}", 0.0) for m in epochs) for b in ("agree", "lower", "upper")]
                 angles = [m["angle"] for m in epochs if math.isfinite(m.get("angle", math.nan))]
                 angle = f"{mean(angles):.0f}" if angles else ""
                 rows.append([run.name, phase, str(len(epochs)), *(f"{s:.1f}" for s in shares), angle])
@@ -135,7 +135,7 @@ def _over_training(run: RunFiles) -> ChartSection | None:
     epochs = [m for m in run.history if "branch_agree" in m]
     if not epochs or run.recipe.get("seed"):
         return None
-    names = {"agree": "agreement", "adv": "adversarial loss first", "ibp": "abstract loss first"}
+    names = {"agree": "agreement", "lower": "adversarial loss first", "upper": "abstract loss first"}
     return ChartSection(
         title=f"Cases over training: {run.name}",
         x="epoch",

@@ -176,7 +176,7 @@ def _bias(chains: int, steps: int) -> Section:
             f"{chains} independent chains of {steps} steps, batches of {bias.BATCH} drawn with replacement from two "
             "quadratic losses at fixed parameters.",
             "Weights from the gradients that they multiply bias the update; Algorithm 1's can't be told from unbiased. "
-            "Its regulariser can: the current loss multiplies the current gradient.",
+            "Its regularizer can: the current loss multiplies the current gradient.",
         ],
     )
 

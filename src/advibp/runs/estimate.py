@@ -21,6 +21,7 @@ from advibp.data.fetch.known_sets import Row
 from advibp.methods import Method
 from advibp.recipe import Recipe
 from advibp.training import Training
+from advibp.training.step_cost import remaining_cost
 
 #: Steps of a phase that are timed; one more comes before them, for what only the first has to do.
 TIMED = 2
@@ -93,7 +94,7 @@ def predicted_seconds(training: Training, each_pass: float, epochs: int = 0) -> 
     main = math.ceil(course.main / course.per_epoch)
     steps = epochs * course.per_epoch if epochs < main else course.main + (epochs - main) * course.per_epoch
     training.steps = min(steps, course.total)
-    return each_pass * training.batch_size * training.work_left()
+    return each_pass * training.batch_size * remaining_cost(training)
 
 
 #: Epochs of a recipe; one that is a share of all epochs needs no change.

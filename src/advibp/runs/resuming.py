@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from advibp.errors import UserError
-from advibp.recipe import Recipe
+from advibp.recipe import Recipe, current_keys
 from advibp.storage import checkpoint
 from advibp.storage.run_folder import RunFolder
 from advibp.training import Training
@@ -68,7 +68,9 @@ def restore(folder: RunFolder, training: Training) -> tuple[dict[str, Any], list
             continue
         # recipe.yaml may have been edited since.
         begun = facts["steps"] > training.course.main
-        _check_same(folder.path, facts["recipe"], training.recipe, ignored=WHERE if begun else (*WHERE, *_LATER))
+        _check_same(
+            folder.path, current_keys(facts["recipe"]), training.recipe, ignored=WHERE if begun else (*WHERE, *_LATER)
+        )
         if facts["data"] != training.feed.fingerprint:
             raise UserError(f"{folder.path} was trained on other images than these; resume it with its own data.")
         state = {group: checkpoint.group(group, tensors) for group in _GROUPS}

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from advibp.training import Training
 from advibp.training.metrics import Step
+from advibp.training.step_cost import remaining_cost
 
 
 class Display(Protocol):
@@ -66,7 +67,7 @@ class Live:
             self.bar.stop()
 
     def start(self, training: Training, history: list[dict[str, Any]]) -> None:
-        self.began, self.work_at_start = time.perf_counter(), training.work_left()
+        self.began, self.work_at_start = time.perf_counter(), remaining_cost(training)
         if training.finished:
             self._print("this run is finished; nothing is left to train")
             return
@@ -94,37 +95,39 @@ class Live:
         self.bar.console.print(line, highlight=False, soft_wrap=True)
 
     def _left(self, training: Training) -> str:
-        left = training.work_left()
+        left = remaining_cost(training)
         done = self.work_at_start - left
         return clock(left * (time.perf_counter() - self.began) / done) if done > 0 else "?"
 
 
 HEADER = (
-    "   epoch phase          eps   L_adv   L_IBP   k_adv   k_IBP   angle   agree/adv/ibp"
+    "   epoch phase          eps L_lower L_upper k_lower k_upper   angle    agree/low/up"
     "   std.err  verified     time   left"
 )
 
 
 def losses(step: Step) -> str:
-    below = f"L_adv {float(step.lower):.3f}" if step.lower is not None else ""
-    above = f"  L_IBP {float(step.upper):.3f}" if step.upper is not None else ""
+    below = f"L_lower {float(step.lower):.3f}" if step.lower is not None else ""
+    above = f"  L_upper {float(step.upper):.3f}" if step.upper is not None else ""
     if step.weights is None:
         return below + above
-    return f"{below}{above}  k {step.weights.adv:.2f}/{step.weights.ibp:.2f}  {step.weights.branch}"
+    return f"{below}{above}  k {step.weights.lower:.2f}/{step.weights.upper:.2f}  {step.weights.branch}"
 
 
 def epoch_line(m: dict[str, Any], epochs: float, left: str) -> str:
     """One finished epoch; a dash where its phase has no such number. Errors are those of the validation images."""
     shares = (
-        "/".join(f"{100 * m[f'branch_{b}']:3.0f}" for b in ("agree", "adv", "ibp", "conflict") if f"branch_{b}" in m)
+        "/".join(
+            f"{100 * m[f'branch_{b}']:3.0f}" for b in ("agree", "lower", "upper", "conflict") if f"branch_{b}" in m
+        )
         + "%"
         if "branch_agree" in m
         else "-"
     )
     return (
-        f"{m['epoch']:>4d}/{epochs:<3g} {_phase(m):<11s} {m['eps']:.4f} {_number(m, 'loss_adv')} "
-        f"{_number(m, 'loss_ibp')} "
-        f"{_number(m, 'kappa_adv')} {_number(m, 'kappa_ibp')} {_number(m, 'angle', 0):>5s}  {shares:>14s}  "
+        f"{m['epoch']:>4d}/{epochs:<3g} {_phase(m):<11s} {m['eps']:.4f} {_number(m, 'loss_lower')} "
+        f"{_number(m, 'loss_upper')} "
+        f"{_number(m, 'kappa_lower')} {_number(m, 'kappa_upper')} {_number(m, 'angle', 0):>5s}  {shares:>14s}  "
         f"{100 * m['standard_error']:7.2f}%  {100 * m['verified_error']:7.2f}%  {m['seconds']:6.1f}s  {left:>5s}"
     )
 

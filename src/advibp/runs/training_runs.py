@@ -295,7 +295,7 @@ def _build(recipe: Recipe, shape: Sequence[int], classes: int, data: Data | None
     # Mean and std are buffers: for a trained network their values come with its weights.
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
-    if recipe.normalise:
+    if recipe.normalize:
         mean, std = (data.mean, data.std) if data else ([0.0] * shape[0], [1.0] * shape[0])
     init: nets.Init = "ibp" if recipe.init == "ibp" else "default"
     return nets.build(recipe.net, shape, classes, mean=mean, std=std, init=init, seed=recipe.seed)

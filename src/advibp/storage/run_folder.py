@@ -19,6 +19,7 @@ from torch import Tensor
 
 from advibp.errors import UserError
 from advibp.storage import checkpoint
+from advibp.storage.metric_names import with_current_names
 from advibp.storage.plain_yaml import from_yaml
 
 KEPT_CHECKPOINTS = 2
@@ -121,8 +122,9 @@ class RunFolder:
         lines = self.metrics.read_bytes().split(b"\n")[:-1] if self.metrics.exists() else []
         try:
             epochs = [json.loads(line) for line in lines]
-            return sorted(({**metrics, "epoch": int(metrics["epoch"])} for metrics in epochs), key=lambda m: m["epoch"])
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            named = [{**with_current_names(metrics), "epoch": int(metrics["epoch"])} for metrics in epochs]
+            return sorted(named, key=lambda m: m["epoch"])
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             raise UserError(f"{self.metrics} is damaged: a line is no epoch's metrics; mend or delete it.") from None
 
     def forget_after(self, epoch: int) -> None:

@@ -1,5 +1,5 @@
 """Algorithm 2: the training loop, its steps, batches, layer-wise stages and metrics."""
 
-from advibp.training.training import Training, resolve_device
+from advibp.training.training import Training
 
-__all__ = ["Training", "resolve_device"]
+__all__ = ["Training"]

@@ -1,4 +1,4 @@
-"""The batches of a training, in an order that follows from the seed and the epoch."""
+"""The batches of a training, in an order that depends on the seed and the epoch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from advibp.storage import checkpoint
 
 
 class Feed:
-    """Training images on their way to the device; those in memory go there once, and batches are taken by index."""
+    """Yields training batches on the device. A data set that is in memory is moved to the device once."""
 
     def __init__(self, data: Data, recipe: Recipe, device: torch.device) -> None:
         self.images: Split | Lazy | Loader = data.train
@@ -28,11 +28,11 @@ class Feed:
             self.batch_size, self.steps_per_epoch = self.images.batch_size, len(self.images)
         else:
             self.batch_size = min(recipe.batch_size, len(self.images))
-            # The remainder of an epoch is left out: the data order differs in each, so every image has its turn.
+            # An incomplete last batch is dropped. The data order differs in each epoch, so no image is always dropped.
             self.steps_per_epoch = len(self.images) // self.batch_size
 
     def example(self, count: int) -> tuple[Tensor, Tensor]:
-        """The first images and labels, to look at the network with; read once."""
+        """Return the first `count` images and labels, to examine the network with. They are read once."""
         if count not in self._examples:
             if isinstance(self.images, Loader):
                 x, y = next(self.images.batches(0))
@@ -43,28 +43,28 @@ class Feed:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of a part of the images, which tells one data set from another."""
+        """Fingerprint of a sample of the images, to recognize the data set."""
         return checkpoint.fingerprint(self.images.sample())
 
     def order(self, epoch: int) -> Tensor:
-        """The images of an epoch (counted from 0) in the order in which they are seen."""
+        """Return the order of the images in an epoch (counted from 0), as indices (N,)."""
         generator = torch.Generator().manual_seed(mix(self.recipe.seed, 2, epoch))
         return torch.randperm(len(self.images), generator=generator)
 
     def batches(self, epoch: int, begin: int, end: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches `begin` to `end` of an epoch, augmented."""
-        for k, (x, y) in enumerate(self._taken(epoch, begin, end), begin):
+        """Yield batches `begin` to `end` of an epoch, augmented: x (B, ...), y (B,)."""
+        for k, (x, y) in enumerate(self._read(epoch, begin, end), begin):
             x, y = x.to(self.device), y.to(self.device)
             if self.recipe.flip or self.recipe.crop:
                 seed = mix(self.recipe.seed, 3, epoch * self.steps_per_epoch + k)
-                chance = torch.Generator().manual_seed(seed)
-                x = augment(x, flip=self.recipe.flip, crop=self.recipe.crop, generator=chance)
+                generator = torch.Generator().manual_seed(seed)
+                x = augment(x, flip=self.recipe.flip, crop=self.recipe.crop, generator=generator)
             yield x, y
 
-    def _taken(self, epoch: int, begin: int, end: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _read(self, epoch: int, begin: int, end: int) -> Iterator[tuple[Tensor, Tensor]]:
         seed = mix(self.recipe.seed, 4, epoch)
         if isinstance(self.images, Loader):
-            whole = self.images.batches(seed)
-            return (batch for k, batch in enumerate(whole) if begin <= k < end)
+            all_batches = self.images.batches(seed)
+            return (batch for k, batch in enumerate(all_batches) if begin <= k < end)
         order = self.order(epoch).to(self.device if isinstance(self.images, Split) else "cpu")
         return self.images.batches(list(order.split(self.batch_size))[begin:end], seed=seed)

@@ -1,4 +1,4 @@
-"""Why a training stopped: where in the network the bounds grow beyond use."""
+"""Explain why a training diverged: in which layer the bounds grow most."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from advibp.execution import batchnorm
 
 
 class Diverged(UserError):
-    """A loss or a gradient is no usable number any more."""
+    """A loss or a gradient is not finite, or a loss is larger than max_loss."""
 
 
 class Width(NamedTuple):
-    """Mean width of the bounds, upper - lower, of one operation's results."""
+    """Mean width (upper - lower) of the bounds of one operation's result."""
 
     layer: str
     width: float
@@ -27,20 +27,26 @@ class Width(NamedTuple):
 
 @torch.no_grad()
 def widths(net: nn.Module, x: Tensor, eps: float, *, of: int = 8) -> list[Width]:
-    """Through the network, operation by operation, over the first images of a batch x (B, ...): the input's first.
+    """Return the mean width of the bounds after every operation, beginning with the input.
 
-    As in training: layers in the modes they are in, and BatchNorm with the statistics of the whole batch.
+    Layers keep their modes, and BatchNorm uses the statistics of the whole batch, as in training.
+
+    Args:
+        net: the network.
+        x: a batch, (B, ...).
+        eps: radius.
+        of: number of samples for which bounds are computed.
     """
     with batchnorm.step(net, batchnorm.in_training(net, x)) as statistics:
         if statistics:
             statistics.capture(net, x)
         box = Box.ball(x[:of], eps)
         tape = Tape.record(net, box)
-        found = [Width("the input", _mean_width(box))]
+        result = [Width("the input", _mean_width(box))]
         for index, value in tape.trace(box):
             if isinstance(value, Box):
-                found.append(Width(tape.name(index), _mean_width(value)))
-        return found
+                result.append(Width(tape.name(index), _mean_width(value)))
+        return result
 
 
 def _mean_width(box: Box) -> float:
@@ -48,16 +54,16 @@ def _mean_width(box: Box) -> float:
 
 
 def explain(net: nn.Module, x: Tensor, eps: float) -> str:
-    """Half a sentence on where the bounds of a few images grow most."""
+    """Return a clause that says where the bounds of a few samples grow most."""
     try:
-        found = widths(net, x, eps)
-    except Exception:  # one that can't be recorded, or bounded; it must not hide what is to be told
-        return "where its bounds grow can't be told"
-    for width in found:
+        result = widths(net, x, eps)
+    except Exception:  # the network can't be recorded or bounded; the caller's message matters more
+        return "the bounds of its layers can't be computed"
+    for width in result:
         if not width.width < float("inf"):
-            return f"its bounds are no finite numbers from {width.layer} on"
-    first, last = found[0], found[-1]
-    grown = [(b.width / a.width if a.width > 0 else 0.0, b) for a, b in itertools.pairwise(found)]
+            return f"its bounds are not finite from {width.layer} on"
+    first, last = result[0], result[-1]
+    grown = [(b.width / a.width if a.width > 0 else 0.0, b) for a, b in itertools.pairwise(result)]
     factor, worst = max(grown, key=lambda pair: pair[0])
     return (
         f"its bounds are {first.width:.3g} wide at the input, {last.width:.3g} at the output, and grow most in "

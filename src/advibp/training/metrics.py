@@ -1,4 +1,4 @@
-"""Means over the steps of an epoch, which can be put aside in the middle of it and taken up again."""
+"""Mean metrics of an epoch. Their state can be saved in the middle of an epoch and restored."""
 
 from __future__ import annotations
 
@@ -11,13 +11,25 @@ import torch
 from torch import Tensor
 
 from advibp.schedules import PhaseName
+from advibp.storage.metric_names import with_current_names
 from advibp.weighting import Weights
 
-_BRANCHES = ("agree", "adv", "ibp", "conflict")
+_BRANCHES = ("agree", "lower", "upper", "conflict")
 
 
 class Step(NamedTuple):
-    """What one step saw. Losses stay tensors: they are read together, not step by step."""
+    """The result of one training step. Losses stay tensors, so that all of an epoch are read from the device at once.
+
+    Attributes:
+        phase: name of the phase.
+        eps: eps_t of this step.
+        lower: the lower loss, a scalar; None if the step had none.
+        upper: the upper loss, a scalar; None if the step had none.
+        fosc: mean FOSC of the batch; None if it was not computed.
+        weights: the weights of the two losses; None if there was one loss.
+        stage: number of the layer-wise stage; 0 in the main phase.
+        c_t: the threshold of FOSC; None outside the joint phase.
+    """
 
     phase: PhaseName
     eps: float
@@ -26,15 +38,20 @@ class Step(NamedTuple):
     fosc: Tensor | None
     weights: Weights | None
     stage: int = 0
+    c_t: float | None = None
 
 
 class EpochMeans:
-    """Sums so far, for metrics.jsonl and the display; `state` is all there is to them, as JSON can hold it."""
+    """Running sums of the metrics of one epoch, for metrics.jsonl and the display.
+
+    Args:
+        state: what `state()` returned, to continue an interrupted epoch.
+    """
 
     def __init__(self, state: dict[str, Any] | None = None) -> None:
         state = state or {}
-        self._sums: dict[str, list[float]] = state.get("sums", {})  # name -> [sum, count]
-        self._branches: Counter[str] = Counter(state.get("branches", {}))
+        self._sums: dict[str, list[float]] = with_current_names(state.get("sums", {}))  # name -> [sum, count]
+        self._branches: Counter[str] = Counter(with_current_names(state.get("branches", {})))
         self._steps: int = state.get("steps", 0)
         self._seconds: float = state.get("seconds", 0.0)
         self._pending: list[Step] = []
@@ -42,13 +59,14 @@ class EpochMeans:
         self._began = time.perf_counter()
 
     def add(self, step: Step) -> None:
+        """Add a step."""
         self._pending.append(step)
 
     def state(self) -> dict[str, Any]:
-        """Everything, with one transfer from the device for all steps since the last time."""
+        """Return the state as plain JSON data. Reads the losses of all new steps from the device at once."""
         for name, values in self._measured().items():
             total = self._sums.setdefault(name, [0.0, 0])
-            for value in values:  # one by one: the sum must not depend on where an epoch was interrupted
+            for value in values:  # one by one, so that the sum does not depend on where the epoch was interrupted
                 total[0] += value
             total[1] += len(values)
         self._branches.update(s.weights.branch for s in self._pending if s.weights is not None)
@@ -69,23 +87,24 @@ class EpochMeans:
 
     def _measured(self) -> dict[str, list[float]]:
         steps, weights = self._pending, [s.weights for s in self._pending if s.weights is not None]
-        found = {
-            "loss_adv": _read([s.lower for s in steps]),
-            "loss_ibp": _read([s.upper for s in steps]),
+        metrics = {
+            "loss_lower": _read([s.lower for s in steps]),
+            "loss_upper": _read([s.upper for s in steps]),
             "fosc": [value for value in _read([s.fosc for s in steps]) if math.isfinite(value)],
-            "kappa_adv": [w.adv for w in weights],
-            "kappa_ibp": [w.ibp for w in weights],
+            "c_t": [s.c_t for s in steps if s.c_t is not None],
+            "kappa_lower": [w.lower for w in weights],
+            "kappa_upper": [w.upper for w in weights],
             "kappa_reg": [w.reg for w in weights],
             "angle": [w.angle for w in weights if not math.isnan(w.angle)],
         }
-        return {name: values for name, values in found.items() if values}
+        return {name: values for name, values in metrics.items() if values}
 
     def means(self) -> dict[str, Any]:
-        """One epoch's line of metrics; a phase that has no such number leaves it out."""
+        """Return the metrics of the epoch. Metrics that the phase does not have are left out."""
         state = self.state()
-        weighed = self._branches.total()
-        shares = {f"branch_{b}": self._branches[b] / weighed for b in _BRANCHES} if weighed else {}
-        if not self._branches["conflict"]:  # of rules that put neither loss first
+        steps = self._branches.total()
+        shares = {f"branch_{b}": self._branches[b] / steps for b in _BRANCHES} if steps else {}
+        if not self._branches["conflict"]:  # only rules that prioritize neither loss have it
             shares.pop("branch_conflict", None)
         return {
             **self._last,

@@ -1,6 +1,8 @@
-"""The network as its stages see it: in stage 0 whole, on images; in stage k the layers behind a cut, on latent sets.
+"""The network and its inputs in each layer-wise stage.
 
-`Stages` also keeps the mode in which each layer is trained, for a frozen layer is one in evaluation mode.
+In stage 0 the whole network is trained on images. In stage k the layers behind the k-th cut are trained on latent sets,
+and the layers before it are frozen. `Stages` also restores the mode (training or evaluation) of every layer, because a
+frozen layer stays in evaluation mode.
 """
 
 from __future__ import annotations
@@ -22,95 +24,109 @@ from advibp.bounds.latent import LatentZonotope
 from advibp.errors import UserError
 from advibp.execution import batchnorm
 from advibp.execution.own_copy import run_on_copy
-from advibp.objectives import PIXELS
+from advibp.objectives import PIXELS, Ball
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """A network, or the rest of one, and the set of its inputs: all within eps of x, and within `within`."""
+    """A network, or the layers behind a cut, and the set of its inputs.
+
+    Attributes:
+        net: maps inputs (B, ...) to logits (B, K).
+        ball: the set of inputs.
+        fosc_within: the range to which FOSC's set is clipped; None for the whole ball.
+    """
 
     net: Any
-    x: Tensor
-    eps: float | Tensor
-    within: Range = PIXELS
+    ball: Ball
     fosc_within: Range = PIXELS
 
     def fosc(self, point: Tensor, gradient: Tensor) -> Tensor:
-        """Mean FOSC of the batch, each sample in the scale of its own loss, over the ball within `fosc_within`.
+        """Return the mean FOSC of the batch, in the scale of each sample's loss.
 
-        It is infinite where the gradient is 0 for all samples: a network that does not depend on its input has no
-        strong attack, though the formula gives 0.
+        FOSC is infinite if the gradient of the batch is 0. Such a network does not depend on its input, so no attack
+        on it counts as strong, although the formula gives 0.
+
+        Args:
+            point: adversarial examples, (B, ...).
+            gradient: gradient of the batch-mean loss there, (B, ...).
         """
-        ends = attacks.feasible(self.x, self.eps, self.fosc_within)
-        mean = attacks.fosc(point.detach(), gradient, *ends).mean() * len(self.x)
+        lower, upper = attacks.feasible(self.ball.x, self.ball.eps, self.fosc_within)
+        mean = attacks.fosc(point.detach(), gradient, lower, upper).mean() * len(self.ball.x)
         return torch.where(gradient.any(), mean, math.inf)
 
 
 class Stages:
-    """A network, the stage it is in, and how it is cut there."""
+    """A network, its current stage, and its cuts.
+
+    Args:
+        net: the network.
+        projections: latent sets are zonotopes that this many random projections estimate; None: boxes.
+        fosc_within: the range to which FOSC's set is clipped; None for the whole ball, as printed in the paper.
+    """
 
     def __init__(self, net: nn.Module, projections: int | None = None, fosc_within: Range = PIXELS) -> None:
-        """projections: what a latent set is, a zonotope that so many of them estimate; None: a box.
-
-        fosc_within: the range of pixels that FOSC's set is clipped to; None for the ball as the paper prints it.
-        """
         self.net, self.stage, self.projections, self.fosc_within = net, 0, projections, fosc_within
-        # Every layer is trained in the mode it comes in: one that is given in evaluation mode stays frozen in it.
+        # Every layer keeps its mode: a layer that the user put in evaluation mode stays in it.
         self.modes = [(module, module.training) for module in net.modules()]
-        self._cuts: dict[int, Cut] = {}  # by batch size, as a recorded network serves one
+        self._cuts: dict[int, Cut] = {}  # by batch size, because a recorded graph is valid for one
 
-    def count(self, asked: int | str, x: Tensor) -> int:
-        """How many stages there will be, if so many are asked for, or all."""
-        found, refused = self._find_cuts(x)
-        if asked == "all" and found:
+    def count(self, stages: int | str, x: Tensor) -> int:
+        """Return the number of stages for the recipe's `stages`, a number or "all". x is a batch.
+
+        Raises:
+            UserError: if the network can't be cut so often.
+        """
+        found, refusals = self._find_cuts(x)
+        if stages == "all" and found:
             return len(found)
-        if asked == "all" or int(asked) > len(found):
-            why = f" {refused[0]}" if refused else ""
+        if stages == "all" or int(stages) > len(found):
+            reason = f" {refusals[0]}" if refusals else ""
             raise UserError(
-                f"stages is {asked}, but the network can be cut at {len(found)} of its layers; ask for at most that."
-                f"{why}"
+                f"stages is {stages}, but the network can be cut at {len(found)} of its layers; set stages to at most "
+                f"{len(found)}.{reason}"
             )
-        return int(asked)
+        return int(stages)
 
     def begin(self, stage: int, x: Tensor | None) -> list[nn.Parameter]:
-        """The parameters that this stage trains; x is a batch, to find the cut with, which stage 0 has not."""
+        """Begin a stage and return the parameters that it trains. x: a batch to find the cut with; None in stage 0."""
         self.stage = stage
         self._cuts.clear()
         frozen: set[int] = set()
         if x is not None:
             frozen = {id(p) for p in self.cut(x).frozen}
             self.modes = [(module, training and not _all_in(module, frozen)) for module, training in self.modes]
-            self._cuts.clear()  # a tape would remember the modes it was recorded in
+            self._cuts.clear()  # a recorded graph keeps the modes of its layers
         return [p for p in self.net.parameters() if p.requires_grad and id(p) not in frozen]
 
     def cut(self, x: Tensor) -> Cut:
-        """The network cut for this stage, for batches like x."""
+        """Return the cut of this stage for batches of this shape."""
         if len(x) not in self._cuts:
             self._cuts[len(x)] = self._find_cuts(x)[0][self.stage - 1]
         return self._cuts[len(x)]
 
     def inputs(self, x: Tensor, eps: float) -> Inputs:
-        """What is trained, and the set it is trained on: images, or the latent box that they become."""
+        """Return what this stage trains, and its set of inputs: the ball around x, or its image in the latent space."""
         if not self.stage:
-            return Inputs(self.net, x, eps, fosc_within=self.fosc_within)
+            return Inputs(self.net, Ball(x, eps), self.fosc_within)
         return self._latent(self.cut(x), Box.ball(x, eps))
 
     def _latent(self, cut: Cut, box: Box) -> Inputs:
         with torch.no_grad(), batchnorm.Population():
             if self.projections is None:
                 latent = cut.before(box)
-                return Inputs(cut.after, latent.center, latent.radius, None, None)
+                return Inputs(cut.after, Ball(latent.center, latent.radius, within=None), None)
             zonotope = LatentZonotope(cut.before, cut.after, box, projections=self.projections)
-        # A point of it is given by its noise, so the set that is attacked is the noise's.
-        return Inputs(zonotope, box.center.new_zeros(len(box), zonotope.symbols), 1.0, None, None)
+        # The zonotope is parametrized by its noise symbols in [-1, 1].
+        return Inputs(zonotope, Ball(box.center.new_zeros(len(box), zonotope.symbols), 1.0, within=None), None)
 
     def latent(self, stages: int, x: Tensor, eps: float) -> Iterator[Inputs]:
-        """What so many stages will be trained on, to find out before whether that can be."""
+        """Yield the inputs of each stage, to check them before training."""
         for cut in self._find_cuts(x)[0][:stages] if stages else []:
             yield self._latent(cut, Box.ball(x, eps))
 
     def clean(self, x: Tensor) -> Tensor:
-        """What the images themselves become there."""
+        """Return the inputs x as this stage gets them: x itself, or its latent representation."""
         if not self.stage:
             return x
         with torch.no_grad(), batchnorm.Population():
@@ -123,7 +139,7 @@ class Stages:
 
     @contextmanager
     def traceless(self) -> Iterator[None]:
-        """What runs here changes no running statistics, and layers are in the modes they are trained in."""
+        """Give layers their training modes, and restore the buffers (running statistics) at the end."""
         buffers = [(buffer, buffer.clone()) for buffer in self.net.buffers()]
         self.resume_modes()
         try:
@@ -134,15 +150,17 @@ class Stages:
                     buffer.copy_(value)
 
     def resume_modes(self) -> None:
+        """Put every layer in its mode for training."""
         for module, training in self.modes:
             module.training = training
 
     def trains_batchnorm(self, x: Tensor) -> bool:
+        """Return whether a BatchNorm layer uses batch statistics on x."""
         with self.traceless():
             return batchnorm.in_training(self.net, x)
 
 
 def _all_in(module: nn.Module, frozen: set[int]) -> bool:
-    """Whether a layer has parameters of its own, all of them frozen."""
-    own = [id(p) for p in module.parameters(recurse=False)]
-    return bool(own) and frozen.issuperset(own)
+    """Return whether a layer has parameters, and all of them are frozen."""
+    params = [id(p) for p in module.parameters(recurse=False)]
+    return bool(params) and frozen.issuperset(params)

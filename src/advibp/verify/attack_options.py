@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from advibp import attacks
-from advibp.attacks import auto_pgd
 from advibp.errors import UserError
 from advibp.verify.argument_checks import is_finite, shortened
 
@@ -55,15 +54,15 @@ class Attack:
         eps: float | Tensor,
         generators: Sequence[torch.Generator] | None = None,
         by: float | Tensor = 0.0,
-    ) -> attacks.Attacked:
+    ) -> attacks.AttackResult:
         """x (B, ...), y (B,); eps is a number, or one for each element that broadcasts to x. `by`: how much larger than
         the label's another logit must be for an image to count as broken; a number, or (B,)."""
         options: dict[str, Any] = {
             "steps": self.steps, "restarts": self.restarts, "loss": self.loss, "generators": generators, "by": by
         }  # fmt: skip
         if self.kind == "apgd":
-            return auto_pgd.apgd(net, x, y, eps, **options)
-        return attacks.pgd(net, x, y, eps, step=self.step, **options)
+            return attacks.linf_apgd(net, x, y, eps, **options)
+        return attacks.linf_pgd(net, x, y, eps, rel_stepsize=self.step, **options)
 
 
 def check_attack(attack: object) -> None:

@@ -195,7 +195,7 @@ def check(net: nn.Module, images: Images) -> str:
     # All that is in memory; what is read later is checked when it is read.
     x, y = (images.x, images.y) if isinstance(images, Split) else images.batch(torch.arange(1))
     if not bool(((x >= 0) & (x <= 1)).all()):
-        raise UserError("The images leave [0, 1] or hold NaN; scale them to [0, 1] and let the network normalise.")
+        raise UserError("The images leave [0, 1] or hold NaN; scale them to [0, 1] and let the network normalize.")
     first = next(net.parameters(), None)
     if first is None:
         raise UserError("The network has no parameters; there is nothing to certify.")

@@ -1,9 +1,9 @@
-"""Algorithm 1 and its rivals: weights for two objectives."""
+"""Weights of two losses: Algorithm 1, and the rules it is compared with."""
 
 from advibp.weighting.constant import Fixed, Memoryless, Scheduled
 from advibp.weighting.flat_gradients import FlatGradients
 from advibp.weighting.joint import combine, joint_backward
-from advibp.weighting.moments import BETA1, BETA2, Branch, Moments, Weighting, Weights, compute_weights
+from advibp.weighting.moments import BETA1, BETA2, Branch, Moments, Weighting, Weights, compute_weights, with_state_dict
 
 __all__ = [
     "BETA1",
@@ -19,4 +19,5 @@ __all__ = [
     "combine",
     "compute_weights",
     "joint_backward",
+    "with_state_dict",
 ]

@@ -1,4 +1,4 @@
-"""Weights that do not depend on gradients: constant, or by a schedule."""
+"""Weights that do not depend on gradients: constant weights and weights by a schedule."""
 
 from __future__ import annotations
 
@@ -10,23 +10,36 @@ from advibp.weighting.moments import Weights
 
 
 class Memoryless:
-    """A weighting that keeps nothing from step to step."""
+    """Base class of weightings without state."""
 
     def asks_fosc(self) -> bool:
+        """Return False: the weights do not depend on FOSC."""
         return False
 
     def update(self, gradients: Tensor) -> None:
-        pass
+        """Do nothing."""
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return an empty state."""
         return {}
 
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        pass
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Do nothing."""
 
 
 class Scheduled(Memoryless):
-    """kappa for the lower loss and 1 - kappa for the upper one, kappa going from `start` to `end` over the eps ramp."""
+    """kappa for the lower loss and 1 - kappa for the upper loss; kappa changes linearly over the eps ramp.
+
+    Args:
+        start: kappa at the start of the ramp.
+        end: kappa at its end.
+
+    Example:
+        >>> from advibp.weighting import Scheduled
+        >>> weights = Scheduled(start=1.0, end=0.5).weights(ramped=0.5)
+        >>> weights.lower, weights.upper
+        (0.75, 0.25)
+    """
 
     def __init__(self, start: float = 1.0, end: float = 0.5) -> None:
         self.start, self.end = start, end
@@ -34,17 +47,29 @@ class Scheduled(Memoryless):
     def weights(
         self, fosc: Tensor | float = math.inf, c_t: float = 0.0, *, ramped: float = 1.0, gradients: Tensor | None = None
     ) -> Weights:
+        """Return the weights at the finished share `ramped` of the eps ramp. The other arguments are not used."""
         kappa = self.start + (self.end - self.start) * ramped
         return Weights(kappa, 1 - kappa, 0.0, "fixed", math.nan)
 
 
 class Fixed(Memoryless):
-    """Constant weights; 1 and 1 are the paper's baseline."""
+    """Constant weights. The paper's baseline has 1 and 1.
 
-    def __init__(self, adv: float = 1.0, ibp: float = 1.0) -> None:
-        self._weights = Weights(adv, ibp, 0.0, "fixed", math.nan)
+    Args:
+        lower: weight of the lower loss.
+        upper: weight of the upper loss.
+
+    Example:
+        >>> from advibp.weighting import Fixed
+        >>> Fixed(0.5, 0.5).weights().lower
+        0.5
+    """
+
+    def __init__(self, lower: float = 1.0, upper: float = 1.0) -> None:
+        self._weights = Weights(lower, upper, 0.0, "fixed", math.nan)
 
     def weights(
         self, fosc: Tensor | float = math.inf, c_t: float = 0.0, *, ramped: float = 1.0, gradients: Tensor | None = None
     ) -> Weights:
+        """Return the weights. The arguments are not used."""
         return self._weights

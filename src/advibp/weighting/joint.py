@@ -1,4 +1,4 @@
-"""Two losses into one gradient."""
+"""Combine the gradients of two losses into one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,20 @@ from advibp.weighting.flat_gradients import FlatGradients
 from advibp.weighting.moments import Weighting, Weights
 
 
-def combine(weights: Weights, gradients: Tensor, ibp_loss: Tensor | float, out: Tensor | None = None) -> Tensor:
-    """g_final = kappa_adv g_adv + (kappa_IBP + 2 kappa_reg L_IBP) g_IBP, (2, n) -> (n,)."""
-    k_adv, k_ibp = weights.of_gradients(float(ibp_loss) if weights.reg else 0.0)
-    return torch.mul(gradients[0], k_adv, out=out).add_(gradients[1], alpha=k_ibp)
+def combine(weights: Weights, gradients: Tensor, upper_loss: Tensor | float, out: Tensor | None = None) -> Tensor:
+    """Return g_final = kappa_lower g_lower + (kappa_upper + 2 kappa_reg L_upper) g_upper.
+
+    Args:
+        weights: the weights.
+        gradients: g_lower and g_upper as rows, (2, n).
+        upper_loss: L_upper, used if kappa_reg is not 0.
+        out: where the result is written, (n,).
+
+    Returns:
+        g_final, (n,).
+    """
+    k_lower, k_upper = weights.of_gradients(float(upper_loss) if weights.reg else 0.0)
+    return torch.mul(gradients[0], k_lower, out=out).add_(gradients[1], alpha=k_upper)
 
 
 def joint_backward(
@@ -29,24 +39,43 @@ def joint_backward(
     c_t: float = 0.0,
     ramped: float = 1.0,
 ) -> Weights:
-    """Instead of `loss.backward()`: two backward passes, Algorithm 1, and the combined gradient in every .grad.
+    """Replace `loss.backward()` for two losses: two backward passes, Algorithm 1, and the combined gradient in .grad.
+
+    Unlike `loss.backward()` it does not accumulate: it replaces every .grad. `optimizer.zero_grad()` is not needed.
 
     Args:
-        weighting: for example `Moments()`; it takes in the gradients for the next step.
-        lower: the loss from below, a scalar; in the paper the adversarial loss.
-        upper: the loss from above, a scalar; in the paper the IBP loss. Both may come from one forward pass.
-        params: parameters of both losses; those that are not trainable are skipped.
-        fosc: how far the attack behind `lower` is from the strongest one, 0 or more; not given: it counts as weak.
-        c_t: the largest `fosc` that counts as strong. When the gradients conflict, `upper` is prioritized unless
-            fosc <= c_t; so it always is if neither is given. To prioritize `lower` always, pass fosc=0.
-        ramped: the share of the eps ramp that is over, 0 to 1, for weights by a schedule.
+        weighting: for example `Moments()`. It is updated with both gradients.
+        lower: the lower loss, a scalar; in the paper the adversarial loss.
+        upper: the upper loss, a scalar; in the paper the IBP loss. Both may come from one forward pass.
+        params: parameters of both losses. Parameters that do not require a gradient are skipped.
+        fosc: FOSC of the attack behind `lower`, 0 or more. Default: infinite, i.e. the attack counts as weak.
+        c_t: the largest `fosc` of an attack that counts as strong. If the gradients conflict, `lower` is prioritized
+            if fosc <= c_t, else `upper`. With the defaults `upper` is always prioritized; fosc=0 always prioritizes
+            `lower`.
+        ramped: finished share of the eps ramp, 0 to 1, for weights by a schedule.
 
     Returns:
-        The weights, and which branch of Algorithm 1 they come from.
+        The weights, and the branch of Algorithm 1 that they come from.
+
+    Raises:
+        UserError: if no parameter requires a gradient.
+
+    Example:
+        >>> import torch, advibp
+        >>> from advibp import objectives
+        >>> net = torch.nn.Linear(4, 3)
+        >>> optimizer, weighting = torch.optim.Adam(net.parameters()), advibp.Moments()
+        >>> inputs, y = objectives.Ball(torch.rand(2, 4), 0.1), torch.tensor([0, 2])
+        >>> for step in range(3):
+        ...     lower, upper = objectives.adversarial(net, inputs, y).loss, objectives.ibp(net, inputs, y).loss
+        ...     weights = advibp.joint_backward(weighting, lower, upper, net.parameters())
+        ...     optimizer.step()
     """
     trainable = [p for p in params if p.requires_grad]
     if not trainable:
-        raise UserError("joint_backward got no trainable parameter; pass list(net.parameters()), no used-up iterator.")
+        raise UserError(
+            "joint_backward got no trainable parameter; pass list(net.parameters()), and no iterator that was used up."
+        )
     flat = FlatGradients(trainable)
     flat.take(0, lower, keep_graph=True)  # both losses may come from one forward pass
     flat.take(1, upper)

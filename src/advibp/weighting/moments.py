@@ -1,124 +1,189 @@
-"""Algorithm 1: weights for two objectives from the moments of their past gradients. Knows no network.
+"""Algorithm 1: weights of two losses from the moments of their past gradients.
 
-A weight that is computed from the gradient it multiplies makes the expected update biased. So the weights come from
-moving averages over the steps before: `weights` first, `update` with the new gradients after it.
-
-In a loop of one's own:
-
-    weighting = Moments()
-    for x, y in batches:
-        joint_backward(weighting, lower_loss(x, y), upper_loss(x, y), params)
-        optimizer.step()
-
-When the gradients conflict, this prioritizes the upper loss, as `advibp.train` does once c_t is 0. The lower loss is
-prioritized only while its attack is strong: pass fosc and c_t with fosc <= c_t.
+A weight that is computed from the gradient it multiplies makes the expected update biased. Therefore the weights are
+computed from moving averages of the gradients of earlier steps: call `weights` first, then `update` with the new
+gradients. `joint_backward` does both.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple, Protocol
+import warnings
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
-Branch = Literal["start", "agree", "adv", "ibp", "conflict", "fixed"]
+Branch = Literal["start", "agree", "lower", "upper", "conflict", "fixed"]
 
-#: Decay of the gradient moments and of the norm moments: the defaults of `Moments` and of a recipe. The paper has 0.9
+#: Decay of the gradient moments and of the norm moments: the defaults of `Moments` and of a recipe. The paper uses 0.9
 #: and 0.99.
 BETA1, BETA2 = 0.99, 0.99
 
-# Norm moments below this count as this: a vanished gradient must not divide by zero.
+# Smallest norm moment, so that a vanished gradient does not cause a division by zero.
 _TINY = 1e-12
 
 
 class Weights(NamedTuple):
-    """kappa_adv, kappa_IBP, kappa_reg, and which case of the paper's figure they come from."""
+    """The weights of one step.
 
-    adv: float
-    ibp: float
+    Attributes:
+        lower: kappa_lower, the weight of the lower loss (kappa_adv in the paper).
+        upper: kappa_upper, the weight of the upper loss (kappa_IBP in the paper).
+        reg: kappa_reg, the weight of the squared upper loss.
+        branch: the branch of Algorithm 1: "agree"; "lower" or "upper", the loss that is prioritized in a conflict;
+            "start" in the first step; "conflict" for rules that prioritize neither loss; "fixed" for weights that do
+            not depend on gradients.
+        angle: angle between the two first moments in degrees; nan if it is not known.
+    """
+
+    lower: float
+    upper: float
     reg: float
     branch: Branch
-    angle: float  # degrees between the two first moments; nan before the first step
+    angle: float
 
-    def of_gradients(self, ibp_loss: float) -> tuple[float, float]:
-        """What multiplies g_adv and g_IBP. The regulariser kappa_reg L_IBP^2 has the gradient 2 kappa_reg L_IBP g_IBP,
-        so it needs no backward pass of its own."""
-        return self.adv, self.ibp + 2 * self.reg * ibp_loss
+    def of_gradients(self, upper_loss: float) -> tuple[float, float]:
+        """Return the factors of g_lower and g_upper.
+
+        The term kappa_reg L_upper^2 has the gradient 2 kappa_reg L_upper g_upper, so it needs no backward pass of its
+        own.
+        """
+        return self.lower, self.upper + 2 * self.reg * upper_loss
+
+    @property
+    def adv(self) -> float:
+        """Old name of `lower`."""
+        warnings.warn("Weights.adv is now Weights.lower; use that.", DeprecationWarning, stacklevel=2)
+        return self.lower
+
+    @property
+    def ibp(self) -> float:
+        """Old name of `upper`."""
+        warnings.warn("Weights.ibp is now Weights.upper; use that.", DeprecationWarning, stacklevel=2)
+        return self.upper
 
 
 class Weighting(Protocol):
-    """Past gradient statistics in, weights out. The attack counts as strong if `fosc` <= `c_t`, so without a `fosc` it
-    counts as weak. `ramped` is the share of the eps ramp that is over; `gradients` (2, n) are those of this step, for
-    rules that are content to be biased."""
+    """Computes the weights of two losses. Any object with these methods is one."""
 
-    def asks_fosc(self) -> bool: ...
+    def asks_fosc(self) -> bool:
+        """Return whether the next weights depend on FOSC. FOSC costs an input gradient, so it is computed only then."""
+
     def weights(
         self, fosc: Tensor | float = math.inf, c_t: float = 0.0, *, ramped: float = 1.0, gradients: Tensor | None = None
-    ) -> Weights: ...
-    def update(self, gradients: Tensor) -> None: ...
-    def state(self) -> dict[str, Tensor]: ...
-    def load_state(self, state: dict[str, Tensor]) -> None: ...
+    ) -> Weights:
+        """Return the weights of this step.
+
+        Args:
+            fosc: FOSC of the attack. The attack counts as strong if fosc <= c_t, so by default it counts as weak.
+            c_t: threshold of FOSC.
+            ramped: finished share of the eps ramp, 0 to 1.
+            gradients: gradients of this step, (2, n), for rules that accept a biased update.
+        """
+
+    def update(self, gradients: Tensor) -> None:
+        """Take in the gradients of this step, (2, n): lower loss first."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the state as tensors by name."""
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore what `state_dict` returned."""
 
 
-def compute_weights(p: float, a: float, b: float, v_adv: float, v_ibp: float, *, strong: bool) -> Weights:
-    """The branches of Algorithm 1 from the five numbers they depend on.
+def with_state_dict(weighting: Any) -> Weighting:
+    """Return a user's weighting. If it has `state` and `load_state` as in release 0.1, rename them and warn."""
+    if not hasattr(weighting, "state_dict") or ("state" in vars(type(weighting)) and hasattr(weighting, "load_state")):
+        if not hasattr(weighting, "state"):
+            raise TypeError("it has no state_dict and load_state_dict")
+        name = type(weighting).__name__
+        message = f"{name}.state and load_state are now state_dict and load_state_dict; rename them."
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        weighting.state_dict, weighting.load_state_dict = weighting.state, weighting.load_state
+    return cast(Weighting, weighting)
 
-    p = <m_adv, m_ibp>, a = |m_adv|^2, b = |m_ibp|^2, v_* the norm moments; `strong` is FOSC <= c_t.
+
+def compute_weights(p: float, a: float, b: float, v_lower: float, v_upper: float, *, strong: bool) -> Weights:
+    """Return the weights of Algorithm 1 from the five numbers that they depend on.
+
+    Args:
+        p: <m_lower, m_upper>, the inner product of the bias-corrected gradient moments.
+        a: |m_lower|^2.
+        b: |m_upper|^2.
+        v_lower: bias-corrected moment of the norm of g_lower.
+        v_upper: bias-corrected moment of the norm of g_upper.
+        strong: whether FOSC <= c_t.
     """
-    v_adv, v_ibp = max(v_adv, _TINY), max(v_ibp, _TINY)
+    v_lower, v_upper = max(v_lower, _TINY), max(v_upper, _TINY)
     angle = math.degrees(math.acos(max(-1.0, min(1.0, p / math.sqrt(a * b))))) if a * b > 0 else math.nan
     if p > 0:
-        # Both moments projected on their bisector m_adv / v_adv + m_ibp / v_ibp, and averaged.
-        onto = a / v_adv + b / v_ibp + p / v_adv + p / v_ibp
-        length = a / v_adv**2 + b / v_ibp**2 + 2 * p / (v_adv * v_ibp)
+        # Both moments are projected on their bisector m_lower / v_lower + m_upper / v_upper, and averaged.
+        onto = a / v_lower + b / v_upper + p / v_lower + p / v_upper
+        length = a / v_lower**2 + b / v_upper**2 + 2 * p / (v_lower * v_upper)
         gamma = 0.5 * onto / length
-        return Weights(gamma / v_adv, gamma / v_ibp, 0.0, "agree", angle)
+        return Weights(gamma / v_lower, gamma / v_upper, 0.0, "agree", angle)
     if strong:
-        return Weights(1.0, -p / v_ibp**2, 0.0, "adv", angle)
-    return Weights(-p / v_adv**2, 1.0, 0.5, "ibp", angle)
+        return Weights(1.0, -p / v_upper**2, 0.0, "lower", angle)
+    return Weights(-p / v_lower**2, 1.0, 0.5, "upper", angle)
 
 
 class Moments:
-    """Algorithm 1. Gradients travel as the rows of one (2, n) matrix: adversarial first, abstract second.
+    """Algorithm 1: weights from moving averages of the two gradients and of their norms.
 
     Args:
         beta1: decay of the gradient moments.
         beta2: decay of the norm moments.
-        scope: the columns that the weights are computed from, by default all; the weights then hold for all of them.
+        scope: the columns of the gradients from which the weights are computed. Default: all. The weights apply to all
+            columns.
+
+    Attributes:
+        t: number of updates.
+        m: gradient moments without bias correction, (2, n); None before the first update.
+        v: norm moments without bias correction, (2,); None before the first update.
+
+    Example:
+        >>> import torch
+        >>> from advibp import Moments
+        >>> weighting = Moments()
+        >>> weighting.update(torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
+        >>> weighting.weights().branch
+        'agree'
     """
 
     def __init__(self, beta1: float = BETA1, beta2: float = BETA2, scope: slice | None = None) -> None:
         self.beta1, self.beta2, self.scope = beta1, beta2, scope
         self.t = 0
-        self.m_hat: Tensor | None = None  # (2, n)
-        self.v_hat: Tensor | None = None  # (2,)
-        self._five: tuple[float, float, float, float, float] | None = None  # what they come to, once asked for
+        self.m: Tensor | None = None
+        self.v: Tensor | None = None
+        self._cached: tuple[float, float, float, float, float] | None = None
 
     def _numbers(self) -> tuple[float, float, float, float, float] | None:
-        """<m_adv, m_ibp>, the squares of their lengths, and the two v: all that the weights depend on."""
-        if self._five is None and self.m_hat is not None and self.v_hat is not None:
-            adv, ibp = self.m_hat
-            products = torch.cat([torch.mv(self.m_hat, adv), torch.dot(ibp, ibp)[None]]) / (1 - self.beta1**self.t) ** 2
+        """Return the first five arguments of `compute_weights`; None before the first update."""
+        if self._cached is None and self.m is not None and self.v is not None:
+            lower, upper = self.m
+            products = torch.cat([torch.mv(self.m, lower), torch.dot(upper, upper)[None]])
+            m_hat_products = products / (1 - self.beta1**self.t) ** 2
+            v_hat = self.v / (1 - self.beta2**self.t)
             # One transfer to the host for all five.
-            a, p, b, *v = torch.cat([products, self.v_hat / (1 - self.beta2**self.t)]).tolist()
-            self._five = p, a, b, v[0], v[1]
-        return self._five
+            a, p, b, v_lower, v_upper = torch.cat([m_hat_products, v_hat]).tolist()
+            self._cached = p, a, b, v_lower, v_upper
+        return self._cached
 
     def asks_fosc(self) -> bool:
-        """Whether the next weights will depend on FOSC: only if past gradients conflict."""
+        """Return whether the next weights depend on FOSC, i.e. whether the past gradients conflict."""
         numbers = self._numbers()
         return numbers is not None and not numbers[0] > 0
 
     def weights(
         self, fosc: Tensor | float = math.inf, c_t: float = 0.0, *, ramped: float = 1.0, gradients: Tensor | None = None
     ) -> Weights:
-        """Weights from the gradients of earlier steps only.
+        """Return weights that depend on the gradients of earlier steps only.
 
         Args:
-            fosc: how far the attack is from the strongest one, 0 or more; not given: it counts as weak.
-            c_t: the largest `fosc` of an attack that counts as strong. A conflict prioritizes the adversarial loss if
-                fosc <= c_t, and the abstract loss otherwise.
+            fosc: FOSC of the attack, 0 or more. Default: infinite, i.e. the attack counts as weak.
+            c_t: the largest `fosc` of a strong attack. In a conflict the lower loss is prioritized if fosc <= c_t, and
+                the upper loss otherwise.
             ramped: not used.
             gradients: not used.
         """
@@ -128,25 +193,28 @@ class Moments:
         return compute_weights(*numbers, strong=self.asks_fosc() and bool(fosc <= c_t))
 
     def update(self, gradients: Tensor) -> None:
-        """Take in this step's gradients (2, n), for the weights of the next step."""
+        """Take in this step's gradients, (2, n), for the weights of the next step."""
         if self.scope is not None:
             gradients = gradients[:, self.scope]
         norms = torch.linalg.vector_norm(gradients, dim=1)
-        if self.m_hat is None or self.v_hat is None:
-            self.m_hat, self.v_hat = torch.zeros_like(gradients), torch.zeros_like(norms)
-        self.m_hat.lerp_(gradients, 1 - self.beta1)
-        self.v_hat.lerp_(norms, 1 - self.beta2)
+        if self.m is None or self.v is None:
+            self.m, self.v = torch.zeros_like(gradients), torch.zeros_like(norms)
+        self.m.lerp_(gradients, 1 - self.beta1)
+        self.v.lerp_(norms, 1 - self.beta2)
         self.t += 1
-        self._five = None
+        self._cached = None
 
-    def state(self) -> dict[str, Tensor]:
-        if self.m_hat is None or self.v_hat is None:
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return `t`, `m` and `v`; an empty dictionary before the first update."""
+        if self.m is None or self.v is None:
             return {}
-        return {"t": torch.tensor(self.t), "m_hat": self.m_hat, "v_hat": self.v_hat}
+        return {"t": torch.tensor(self.t), "m": self.m, "v": self.v}
 
-    def load_state(self, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore what `state_dict` returned. The names `m_hat` and `v_hat` of release 0.1 are read too."""
+        state = {name.removesuffix("_hat"): tensor for name, tensor in state.items()}
         self.t = int(state["t"]) if state else 0
-        # Copies: `update` works in place, and must not write into the state it was loaded from.
-        self.m_hat = state["m_hat"].clone() if state else None
-        self.v_hat = state["v_hat"].clone() if state else None
-        self._five = None
+        # Copies, because `update` works in place.
+        self.m = state["m"].clone() if state else None
+        self.v = state["v"].clone() if state else None
+        self._cached = None

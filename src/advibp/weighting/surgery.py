@@ -1,7 +1,7 @@
-"""Weights from the gradients of the step itself, to compare Algorithm 1 with: PCGrad and MGDA, by TorchJD.
+"""PCGrad and MGDA, by TorchJD: weights from the gradients of the step itself, for comparison with Algorithm 1.
 
-They multiply a gradient by a number that was computed from it, so the expected update is biased, which is what
-Algorithm 1 avoids. TorchJD is an optional extra: pip install 'advibp[torchjd]'.
+They multiply a gradient by a number that was computed from it. The expected update is therefore biased, which
+Algorithm 1 avoids. TorchJD is an optional dependency: pip install 'advibp[torchjd]'.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from advibp.weighting import Memoryless, Weights
 
 
 class OfThisStep(Memoryless):
-    """The weights that one of TorchJD's rules gives the rows of the gradients' Gram matrix."""
+    """Weights by a rule of TorchJD, which maps the Gram matrix of the gradients (2, 2) to weights (2,)."""
 
     def __init__(self, rule: Any) -> None:
         self.rule = rule
@@ -25,21 +25,23 @@ class OfThisStep(Memoryless):
         self, fosc: Tensor | float = math.inf, c_t: float = 0.0, *, ramped: float = 1.0, gradients: Tensor | None = None
     ) -> Weights:
         if gradients is None:
-            raise UserError("These weights come from the gradients of the step itself; pass gradients=(2, n).")
+            raise UserError(
+                "These weights are computed from the gradients of the step itself; pass gradients of shape (2, n)."
+            )
         gramian = gradients @ gradients.T
         (a, p), (_, b) = gramian.tolist()
-        adv, ibp = self.rule(gramian).tolist()
+        lower, upper = self.rule(gramian).tolist()
         angle = math.degrees(math.acos(max(-1.0, min(1.0, p / math.sqrt(a * b))))) if a * b > 0 else math.nan
-        return Weights(adv, ibp, 0.0, "agree" if p > 0 else "conflict", angle)
+        return Weights(lower, upper, 0.0, "agree" if p > 0 else "conflict", angle)
 
 
 def pcgrad() -> OfThisStep:
-    """Each gradient loses what points against the other (Yu et al. 2020)."""
+    """PCGrad: remove from each gradient its component against the other one (Yu et al. 2020)."""
     return OfThisStep(_torchjd().PCGradWeighting())
 
 
 def mgda() -> OfThisStep:
-    """The shortest vector between the two gradients (Desideri 2012; Sener and Koltun 2018)."""
+    """MGDA: the shortest convex combination of the two gradients (Desideri 2012; Sener and Koltun 2018)."""
     return OfThisStep(_torchjd().MGDAWeighting())
 
 

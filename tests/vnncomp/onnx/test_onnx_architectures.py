@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 
 
 def acas() -> onnx.ModelProto:
-    """ACAS Xu: six layers of 50 neurons, the input normalised, biases apart from their matrices."""
+    """ACAS Xu: six layers of 50 neurons, the input normalized, biases apart from their matrices."""
     sizes = [5, *[50] * 6, 5]
     constants: dict[str, Any] = {"mean": weights(1, 1, 1, 5)}
     nodes = [node("Sub", "x mean", "s"), node("Flatten", "s", "r0", axis=1)]
@@ -37,7 +37,7 @@ def acas() -> onnx.ModelProto:
 
 
 def mnist() -> onnx.ModelProto:
-    """ERAN's ConvSmall on MNIST, which normalises in front, and reshapes to what is right for a batch of 1 alone."""
+    """ERAN's ConvSmall on MNIST, which normalizes in front, and reshapes to what is right for a batch of 1 alone."""
     constants = {
         "mean": weights(1) * 0 + 0.1307,
         "std": weights(1) * 0 + 0.3081,

@@ -22,7 +22,7 @@ SPECS = {"dm-small": "dm-small", "a": "a", "BatchNorm": "Conv 4 3x3+2p1 BN, FC 2
 
 
 def built(spec: str) -> nn.Module:
-    """With statistics and biases that are something, and a layer that normalises."""
+    """With statistics and biases that are something, and a layer that normalizes."""
     net = nets.build(SPECS[spec], mean=0.1, std=0.3, seed=0)
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -159,14 +159,14 @@ function radiusFigure() {
 // ---- Training ----
 
 const PANELS = [
-  { title: "Losses", y: "loss", log: true, of: { loss_adv: "under attack, from below", loss_ibp: "over the bounds, from above" } },
+  { title: "Losses", y: "loss", log: true, of: { loss_lower: "lower loss", loss_upper: "upper loss" } },
   { title: "Errors on validation images", y: "%", scale: 100, of: { standard_error: "standard", verified_error: "not proved" } },
   { title: "eps of training", y: "eps_t", of: { eps: "eps_t" } },
   { title: "How near the attack is to the worst", y: "FOSC", of: { fosc: "FOSC, 0 is a maximum", c_t: "threshold c_t" } },
-  { title: "Weights of the two losses", y: "kappa", of: { kappa_adv: "kappa_adv", kappa_ibp: "kappa_IBP", kappa_reg: "kappa_reg" } },
+  { title: "Weights of the two losses", y: "kappa", of: { kappa_lower: "kappa_lower", kappa_upper: "kappa_IBP", kappa_reg: "kappa_reg" } },
   { title: "Angle between the two gradients", y: "degrees", line: 90, of: { angle: "above 90° they disagree" } },
-  { title: "Who had its way", y: "% of steps", scale: 100, of: { branch_agree: "gradients agree",
-    branch_adv: "attack first", branch_ibp: "bounds first", branch_conflict: "neither" } },
+  { title: "Branches of Algorithm 1", y: "% of steps", scale: 100, of: { branch_agree: "gradients agree",
+    branch_lower: "lower loss prioritized", branch_upper: "upper loss prioritized", branch_conflict: "neither prioritized" } },
   { title: "Time of an epoch", y: "seconds", of: { seconds: "seconds" } },
 ];
 const PHASES = { natural: "no attack yet", adversarial: "attack alone", ramp: "both losses, eps grows",

@@ -1,0 +1,48 @@
+"""The set of inputs over which an objective is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from advibp.attacks import Range, feasible
+from advibp.bounds import Box, Zonotope
+
+PIXELS: Range = (0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Ball:
+    """The l_inf ball of radius eps around each input of a batch, intersected with the range of valid inputs.
+
+    A latent box is such a set too: `x` is its center, `eps` its radius per neuron, and `within` is None.
+
+    Args:
+        x: centers, (B, ...).
+        eps: radius, a number or a tensor that broadcasts to x.
+        within: range of valid inputs, (lowest, highest), or None. Default: (0, 1), the range of pixels.
+
+    Example:
+        >>> import torch
+        >>> from advibp.objectives import Ball
+        >>> box = Ball(torch.tensor([[0.1, 0.5]]), 0.2).box()
+        >>> bool((box.lower <= torch.tensor([[0.0, 0.3]])).all())
+        True
+    """
+
+    x: Tensor
+    eps: float | Tensor
+    within: Range = PIXELS
+
+    def box(self) -> Box:
+        """Return the set as a `Box`, for interval bounds and CROWN."""
+        return Box.ball(self.x, self.eps, self.within)
+
+    def zonotope(self, most_symbols: int | None = None) -> Zonotope:
+        """Return the set as a `Zonotope` with at most `most_symbols` noise symbols (None: no limit)."""
+        return Zonotope.ball(self.x, self.eps, self.within, most_symbols=most_symbols)
+
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """Return the lower and upper ends of the set, (B, ...) each."""
+        return feasible(self.x, self.eps, self.within)
