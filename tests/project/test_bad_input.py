@@ -396,7 +396,7 @@ DATA = {
     "CIFAR's pickles": ("cifar-python", "pickle"),
     "truncated CIFAR": ("cifar-short", "30,729,999"),
     "CIFAR label out of range": ("cifar-label", "label 77"),
-    "mat file that is text": ("mat-text", "no MATLAB 5 file"),
+    "mat file that is text": ("mat-text", "not the published SVHN file"),
     "truncated mat file": ("mat-torn", "train_32x32.mat"),
     "picture bomb in a folder": ("picture-bomb", "pixels"),
     "text among the pictures": ("picture-text", "0.png"),

@@ -117,7 +117,7 @@ def _recognised(folder: Path, size: int | None) -> _Read | None:
     if layout := cifar.recognise(folder):
         _refuse_size(size, folder)
         return cifar.read(folder, layout), None
-    if svhn.recognise(folder):
+    if svhn.recognize(folder):
         _refuse_size(size, folder)
         return svhn.read(folder), None
     if listing := image_folders.recognise(folder):

@@ -55,9 +55,8 @@ def root_folder(root: str | Path | None = None) -> Path:
 def place(name: str | Row, root: str | Path | None = None) -> Path:
     """The folder of a data set, whether or not it is there."""
     row = find(name)
-    return (
-        Path(str(resources.files("advibp.data"))) / row.folder if row.home is None else root_folder(root) / row.folder
-    )
+    parent = Path(str(resources.files("advibp.data"))) if row.home is None else root_folder(root)
+    return parent / row.folder
 
 
 def state(name: str | Row, root: str | Path | None = None) -> State:

@@ -88,7 +88,7 @@ _FASHION = _idx(
     (5_148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
 )
 
-_SVHN = (
+SVHN_FILES = (
     File("train_32x32.mat", 182_040_794, "sha256:435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8"),
     File("test_32x32.mat", 64_275_384, "sha256:cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b"),
 )
@@ -158,8 +158,8 @@ ROWS = (
         page="http://ufldl.stanford.edu/housenumbers/",
         home="http://ufldl.stanford.edu/housenumbers",
         folder="svhn",
-        remotes=_same(*_SVHN),
-        files=_SVHN,
+        remotes=_same(*SVHN_FILES),
+        files=SVHN_FILES,
     ),
     Row(
         name="gtsrb",

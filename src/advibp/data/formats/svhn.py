@@ -1,46 +1,58 @@
-"""SVHN, the house numbers: train_32x32.mat and test_32x32.mat, in which the label 10 means the digit 0."""
+"""SVHN: ``train_32x32.mat`` and ``test_32x32.mat`` as published; label 10 means the digit 0.
+
+Only files with the published SHA-256 are read: `scipy.io.loadmat` does not unpickle, but version 1.17 crashes with
+out-of-bounds memory accesses on modified files and allocates whatever size a file claims.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
 from pathlib import Path
 
 import numpy as np
 
 from advibp.data.assembly import PARTS, Array
-from advibp.data.formats import mat
+from advibp.data.fetch import known_sets
 from advibp.errors import UserError
 
-FILES = ("train_32x32.mat", "test_32x32.mat")
 
-
-def recognise(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in FILES)
+def recognize(folder: Path) -> bool:
+    """Return True if the folder contains one of the two files."""
+    return any((folder / file.name).is_file() for file in known_sets.SVHN_FILES)
 
 
 def read(folder: Path) -> dict[str, Array]:
-    return dict(zip(PARTS, (array for name in FILES for array in _read_file(folder / name)), strict=True))
+    """Read both files.
+
+    Returns:
+        ``x_train`` and ``x_test`` of shape (N, 3, 32, 32), uint8, and ``y_train`` and ``y_test`` of shape (N,), int64.
+
+    Raises:
+        UserError: If a file is missing or is not the published one, or if scipy is not installed.
+    """
+    arrays = [array for file in known_sets.SVHN_FILES for array in _read_file(folder, file)]
+    return dict(zip(PARTS, arrays, strict=True))
 
 
-def _read_file(file: Path) -> tuple[Array, Array]:
-    """Images (N, 3, 32, 32), uint8, and labels (N,)."""
-    if not file.is_file():
-        raise UserError(f"The folder {file.parent} has no file {file.name}; put it there.")
-
-    def expected(name: str, shape: tuple[int, ...]) -> bool:
-        if name == "X" and (len(shape) != 4 or shape[:3] != (32, 32, 3)):
-            raise UserError(f"X in {file} has shape {shape}; expected (32, 32, 3, N); fetch it again.")
-        if name == "y" and (len(shape) != 2 or 1 not in shape):
-            raise UserError(f"y in {file} has shape {shape}; expected (N, 1); fetch it again.")
-        return name in ("X", "y")
-
-    arrays = mat.read(file, expected)
-    if missing := {"X", "y"} - arrays.keys():
-        raise UserError(f"{file} lacks {', '.join(sorted(missing))}; expected the arrays X and y; fetch it again.")
-    x, y = arrays["X"], arrays["y"].reshape(-1)
-    if x.dtype != np.uint8:
-        raise UserError(f"X in {file} is of type {x.dtype}; expected uint8; fetch it again.")
-    if len(y) != x.shape[3]:
-        raise UserError(f"{file} has {len(y)} labels for {x.shape[3]} images; fetch it again.")
-    if not np.isin(y, np.arange(1, 11)).all():
-        raise UserError(f"y in {file} holds labels other than 1 to 10; fetch it again.")
-    return x.transpose(3, 2, 0, 1), y.astype(np.int64) % 10
+def _read_file(folder: Path, known: known_sets.File) -> tuple[Array, Array]:
+    path = folder / known.name
+    try:
+        size = path.stat().st_size
+        content = path.read_bytes() if size == known.size else b""
+    except FileNotFoundError:
+        raise UserError(f"The folder {folder} has no file {known.name}; put it there.") from None
+    except OSError as error:
+        raise UserError(f"Cannot read {path} ({error.strerror or error}); check its permissions.") from error
+    # The bytes that are hashed are the bytes that are parsed.
+    if f"sha256:{hashlib.sha256(content).hexdigest()}" != known.checksum:
+        raise UserError(
+            f"{path} is not the published SVHN file (wrong size or checksum); run 'advibp data fetch svhn', or save "
+            f"your images as an .npz file with the arrays {', '.join(PARTS)}."
+        )
+    try:
+        from scipy.io import loadmat
+    except ImportError:
+        raise UserError("Reading SVHN requires scipy, which is missing; pip install 'advibp[svhn]'.") from None
+    arrays = loadmat(io.BytesIO(content), variable_names=["X", "y"])
+    return arrays["X"].transpose(3, 2, 0, 1), arrays["y"].reshape(-1).astype(np.int64) % 10
