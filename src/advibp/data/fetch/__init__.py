@@ -1,1 +1,1 @@
-"""Data sets by name: where they come from, and how they are fetched and checked."""
+"""Download, verification and extraction of the data sets that are available by name."""

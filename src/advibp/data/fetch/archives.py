@@ -1,16 +1,13 @@
-"""What may be taken out of a tar or zip file, and how: checked first, bounded in size, whole or absent."""
+"""Safe extraction from tar and zip files: all members are checked first, and the extracted size is limited."""
 
 from __future__ import annotations
 
 import gzip
-import os
-import secrets
-import shutil
 import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -18,48 +15,40 @@ from typing import IO
 
 from advibp.errors import UserError
 
-Members = Collection[str] | Callable[[str], str | None]
-"""The names to take, all of which must be there; or a function from a name to the new one, None for what is left."""
-
 _CHUNK = 1 << 20
-_HEADERS = 1 << 26  # what a tar's headers and padding may take beside its contents: about a kilobyte for each member
+_HEADERS = 1 << 26  # limit for the headers and padding of a tar file: about a kilobyte per member
 _DAMAGED = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, NotImplementedError)
 
 
-def extract(archive: Path, into: Path, *, members: Members, max_bytes: int) -> None:
-    """Take ``members`` out of a tar, tar.gz or zip file into the new folder ``into``, whole or absent."""
-    if os.path.lexists(into) and not (into.is_dir() and not any(into.iterdir())):
-        raise UserError(f"Cannot unpack {archive} into {into}: it exists already; remove it or choose another folder.")
-    into.parent.mkdir(parents=True, exist_ok=True)
-    beside = into.with_name(f".{into.name}.{secrets.token_hex(4)}")
-    beside.mkdir()  # not mkdtemp, whose folders are for their owner alone
-    try:
-        unpack(archive, beside, members=members, max_bytes=max_bytes)
-        os.rename(beside, into)
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
+def extract(archive: Path, folder: Path, *, members: Callable[[str], str | None], max_bytes: int) -> None:
+    """Extract files from a tar, tar.gz or zip file.
 
+    Nothing is written unless every member is a regular file or a folder with a path inside of the archive, including
+    the members that are not extracted. `tarfile.data_filter` is not used because it accepts links and has no size
+    limit. If the contents are damaged, some files may already have been written; the caller removes them.
 
-def unpack(archive: Path, folder: Path, *, members: Members, max_bytes: int) -> None:
-    """As `extract`, into a folder that exists; what a broken try leaves there is the caller's to remove.
+    Args:
+        archive: The file to read.
+        folder: Where the files are written. It is created if needed.
+        members: Maps the name of a member to its path in ``folder``, or to None if it is not extracted.
+        max_bytes: Limit for the total size of all members.
 
-    The whole archive is looked through before anything is written. Every member must be a plain file or a folder
-    within the archive, whether it is taken or not: an archive with anything else is not the one that was meant.
+    Raises:
+        UserError: If the archive is damaged, unsafe or too large, contains none of the members, or cannot be written.
     """
-    with _sentences(archive):
-        names = _plan(archive, members, max_bytes)
-        left = max_bytes
+    with _archive_errors(archive):
+        targets = _plan(archive, members, max_bytes)
+        remaining = max_bytes
         for member, stream in _read(archive, max_bytes):
-            if member.name not in names:
+            if member.name not in targets or stream is None:
                 continue
-            target = folder / names[member.name]
+            target = folder / targets[member.name]
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.open("xb") as out:
                 while chunk := stream.read(_CHUNK):
-                    left -= len(chunk)
-                    if left < 0:
-                        raise _too_much(archive, max_bytes)
+                    remaining -= len(chunk)
+                    if remaining < 0:
+                        raise _too_large(archive, max_bytes)
                     out.write(chunk)
             if target.stat().st_size != member.size:
                 raise UserError(f"{archive} is damaged: {member.name!r} is shorter than it should be; fetch it again.")
@@ -69,135 +58,124 @@ def unpack(archive: Path, folder: Path, *, members: Members, max_bytes: int) -> 
 class _Member:
     name: str
     size: int
-    folder: bool
-    odd: str | None  # why it is neither a plain file nor a folder
+    is_folder: bool
+    unsafe: str | None  # why it is neither a regular file nor a folder
 
 
-def _plan(archive: Path, members: Members, max_bytes: int) -> dict[str, str]:
-    """Member -> where it goes, for those that are taken; raises on everything that could do harm."""
-    seen: set[str] = set()
-    taken: dict[str, str] = {}
+def _plan(archive: Path, members: Callable[[str], str | None], max_bytes: int) -> dict[str, str]:
+    """Check all members, and return the target path of each member that is extracted."""
+    names: set[str] = set()
+    targets: dict[str, str] = {}
     total = 0
     for member, _ in _read(archive, max_bytes):
-        if member.odd or _leaves(member.name, member.folder):
+        if member.unsafe or _is_outside(member.name, member.is_folder):
             raise UserError(
-                f"{archive} holds {member.name!r}, {member.odd or 'a name that leaves the folder'}; expected plain "
-                "files alone, so nothing was unpacked."
+                f"{archive} contains {member.name!r}, {member.unsafe or 'a name that leaves the folder'}; expected "
+                "only regular files, so nothing was extracted."
             )
-        if member.folder:
+        if member.is_folder:
             continue
         total += member.size
         if total > max_bytes:
-            raise _too_much(archive, max_bytes)
-        plain = str(PurePosixPath(member.name))
-        if plain in seen:
-            raise UserError(f"{archive} holds {member.name!r} twice; nothing was unpacked.")
-        seen.add(plain)
-        new = members(plain) if callable(members) else plain if plain in members else None
-        if new is not None:
-            taken[member.name] = new
-    if not callable(members) and (missing := sorted(set(members) - set(taken.values()))):
-        raise UserError(f"{archive} lacks '{missing[0]}'; it is not the archive that was expected.")
-    if not taken:
-        raise UserError(f"{archive} holds none of the files that were expected in it.")
-    targets = set(taken.values())
-    above = {str(parent) for target in targets for parent in PurePosixPath(target).parents}
-    if len(targets) < len(taken) or targets & above:
-        raise UserError(f"{archive} holds several members for one place; nothing was unpacked.")
-    return taken
+            raise _too_large(archive, max_bytes)
+        name = str(PurePosixPath(member.name))
+        if name in names:
+            raise UserError(f"{archive} contains {member.name!r} twice; nothing was extracted.")
+        names.add(name)
+        if (target := members(name)) is not None:
+            targets[member.name] = target
+    if not targets:
+        raise UserError(f"{archive} contains none of the expected files.")
+    paths = set(targets.values())
+    parents = {str(parent) for path in paths for parent in PurePosixPath(path).parents}
+    if len(paths) < len(targets) or paths & parents:
+        raise UserError(f"{archive} contains several members for one path; nothing was extracted.")
+    return targets
 
 
-def _leaves(name: str, folder: bool) -> bool:
-    """True also for what leaves a folder on Windows, and for names that no file should have."""
+def _is_outside(name: str, is_folder: bool) -> bool:
+    """Return True for absolute paths, ``..``, names with a special meaning on Windows and unprintable names."""
     path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or not (path.parts or folder):
+    if path.is_absolute() or ".." in path.parts or not (path.parts or is_folder):
         return True
     return "\\" in name or ":" in name or not name.isprintable()
 
 
-def _too_much(archive: Path, max_bytes: int) -> UserError:
-    return UserError(f"{archive} unpacks to more than the {max_bytes:,} bytes expected, so it was stopped.")
+def _too_large(archive: Path, max_bytes: int) -> UserError:
+    return UserError(f"{archive} extracts to more than the {max_bytes:,} bytes expected, so it was stopped.")
 
 
-# The two formats, read from front to back.
-
-
-def _read(archive: Path, max_bytes: int) -> Iterator[tuple[_Member, IO[bytes]]]:
-    """Every member with its contents, which can be read until the next member is asked for."""
+def _read(archive: Path, max_bytes: int) -> Iterator[tuple[_Member, IO[bytes] | None]]:
+    """Yield each member and the stream of its contents, which is valid until the next member is requested."""
     with archive.open("rb") as file:
         start = file.read(4)
         file.seek(0)
         if start[:2] == b"PK":
             yield from _read_zip(file)
         elif start[:2] == b"\x1f\x8b":
-            with gzip.GzipFile(fileobj=file) as unzipped:
-                yield from _read_tar(unzipped, max_bytes, archive)
+            with gzip.GzipFile(fileobj=file) as decompressed:
+                yield from _read_tar(decompressed, max_bytes, archive)
         else:
             yield from _read_tar(file, max_bytes, archive)
 
 
-def _read_tar(file: IO[bytes] | gzip.GzipFile, max_bytes: int, archive: Path) -> Iterator[tuple[_Member, IO[bytes]]]:
-    bounded = _Bounded(file, max_bytes + _HEADERS, _too_much(archive, max_bytes))
-    with tarfile.open(fileobj=bounded, mode="r|") as tar:  # type: ignore[call-overload]  # read() is all it needs
+def _read_tar(
+    file: IO[bytes] | gzip.GzipFile, max_bytes: int, archive: Path
+) -> Iterator[tuple[_Member, IO[bytes] | None]]:
+    limited = _Limited(file, max_bytes + _HEADERS, _too_large(archive, max_bytes))
+    with tarfile.open(fileobj=limited, mode="r|") as tar:  # type: ignore[call-overload]  # tarfile only calls read()
         for info in tar:
-            odd = None
+            unsafe = None
             if info.issym() or info.islnk():
-                odd = "a link"
+                unsafe = "a link"
             elif info.issparse() or info.size < 0 or not (info.isreg() or info.isdir()):
-                odd = "a device or another special file"
-            contents = tar.extractfile(info) if odd is None and info.isreg() else None
-            yield _Member(info.name, info.size, info.isdir(), odd), contents or _NOTHING
+                unsafe = "a device or another special file"
+            contents = tar.extractfile(info) if unsafe is None and info.isreg() else None
+            yield _Member(info.name, info.size, info.isdir(), unsafe), contents
 
 
-def _read_zip(file: IO[bytes]) -> Iterator[tuple[_Member, IO[bytes]]]:
+def _read_zip(file: IO[bytes]) -> Iterator[tuple[_Member, IO[bytes] | None]]:
     with zipfile.ZipFile(file) as opened:
         for info in opened.infolist():
-            kind = stat.S_IFMT(info.external_attr >> 16)  # 0 where the archive was made without Unix's modes
-            odd = None
+            kind = stat.S_IFMT(info.external_attr >> 16)  # 0 if the archive was created without Unix modes
+            unsafe = None
             if stat.S_ISLNK(kind):
-                odd = "a link"
+                unsafe = "a link"
             elif kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-                odd = "a device or another special file"
+                unsafe = "a device or another special file"
             elif info.flag_bits & 1:
-                odd = "an encrypted file"
-            member = _Member(info.orig_filename, info.file_size, info.is_dir(), odd)
-            if odd or member.folder:
-                yield member, _NOTHING
+                unsafe = "an encrypted file"
+            member = _Member(info.orig_filename, info.file_size, info.is_dir(), unsafe)
+            if unsafe or member.is_folder:
+                yield member, None
             else:
                 with opened.open(info) as contents:
                     yield member, contents
 
 
-class _Nothing:
-    def read(self, size: int = -1) -> bytes:
-        return b""
-
-
-_NOTHING: IO[bytes] = _Nothing()  # type: ignore[assignment]
-
-
-class _Bounded:
-    """A stream that stops with an error after ``limit`` bytes: also a tar's headers can be made to swell."""
+class _Limited:
+    """A stream that raises an error after ``limit`` bytes, because the headers of a tar file can be huge as well."""
 
     def __init__(self, file: IO[bytes] | gzip.GzipFile, limit: int, error: UserError) -> None:
-        self.file, self.left, self.error = file, limit, error
+        self.file, self.remaining, self.error = file, limit, error
 
     def read(self, size: int) -> bytes:
         chunk = self.file.read(size)
-        self.left -= len(chunk)
-        if self.left < 0:
+        self.remaining -= len(chunk)
+        if self.remaining < 0:
             raise self.error
         return chunk
 
 
 @contextmanager
-def _sentences(archive: Path) -> Iterator[None]:
+def _archive_errors(archive: Path) -> Iterator[None]:
+    """Raise a `UserError` that names ``archive`` in place of the exceptions of the libraries."""
     try:
         yield
     except _DAMAGED as error:
-        raise UserError(f"{archive} is no sound archive ({error}); remove it and fetch it again.") from error
-    except RuntimeError as error:  # zipfile's word for what it cannot decrypt
-        raise UserError(f"{archive} cannot be unpacked ({error}).") from error
+        raise UserError(f"{archive} is not a valid archive ({error}); delete it and fetch it again.") from error
+    except RuntimeError as error:  # zipfile raises it for members that it cannot decrypt
+        raise UserError(f"{archive} cannot be extracted ({error}).") from error
     except OSError as error:
-        where = error.filename or archive
-        raise UserError(f"Cannot unpack {archive}: {where}: {error.strerror or error}; check the disk.") from error
+        path = error.filename or archive
+        raise UserError(f"Cannot extract {archive}: {path}: {error.strerror or error}; check the disk.") from error

