@@ -152,7 +152,7 @@ LABELS = idx(arrays()["y_train"])
         (b"", "truncated within"),
         (IMAGES[:3], "truncated within"),
         (IMAGES[:9], "truncated within"),
-        (IMAGES[:-1], "promises 400 bytes"),
+        (IMAGES[:-1], "states 400 bytes"),
         (IMAGES + b"\0", "holds more than the 400 bytes"),
         (LABELS, "00000801 where 00000803 was expected"),
         (b"\x00\x00\x0d\x03" + IMAGES[4:], "00000d03"),

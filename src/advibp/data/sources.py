@@ -1,32 +1,28 @@
-"""From the name or the path of a data set to its images."""
+"""Loading of a data set by name or path."""
 
 from __future__ import annotations
 
 import difflib
 import os
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 
 from advibp.data.assembly import Array, assemble, is_int
+from advibp.data.fetch import catalogue
+from advibp.data.fetch.known_sets import NAMES
 from advibp.data.formats import cifar, idx, image_folders, npz, svhn
 from advibp.data.sets import Data
 from advibp.errors import UserError
 
-NAMES = ("mnist", "fashion-mnist", "cifar10", "svhn", "gtsrb")
+__all__ = ["NAMES", "load"]
 
-_SIZES = {"gtsrb": 32}  # a set known by name whose images differ in size gets the usual one
-_CLASSES = {
-    "fashion-mnist": "t-shirt, trouser, pullover, dress, coat, sandal, shirt, sneaker, bag, ankle boot",
-    "cifar10": "airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck",
-}
 _MAX_SIZE = 4096
-_KINDS = (
+_FORMATS = (
     "idx files (train-images-idx3-ubyte, ...), CIFAR's binary files (data_batch_1.bin, ... or train.bin), SVHN's "
     "train_32x32.mat and test_32x32.mat, or images in train/<class> and test/<class>, in <class>, or in train.csv"
 )
 
-_Read = tuple[dict[str, Array], tuple[str, ...] | None]
+_Arrays = tuple[dict[str, Array], tuple[str, ...] | None]  # the four arrays, and the names of the classes if known
 
 
 def load(
@@ -39,13 +35,32 @@ def load(
     fetch: bool = True,
     progress: Callable[[str, int, int | None], None] | None = None,
 ) -> Data:
-    """The data set ``source``: a name of `NAMES`, an .npz file, or a folder of idx files, CIFAR's or SVHN's files or
-    images.
+    """Load a data set by name or path.
 
-    ``validation`` images are taken out of the training set, always the same ones; ``limit`` then keeps that many of
-    the training images that remain. A set known by name is looked for under ``root`` and, if ``fetch`` allows it,
-    fetched, of which ``progress(what, bytes done, bytes in all)`` is told; MNIST ships inside. Images of a folder are
-    resized to ``size`` x ``size``, which must be given if they differ (GTSRB by name: 32).
+    Args:
+        source: A name from `NAMES`, the path of an .npz file with the arrays ``x_train``, ``y_train``, ``x_test`` and
+            ``y_test``, or the path of a folder with idx files, CIFAR's or SVHN's files, or image files.
+        validation: Number of training images that become the validation set. They are the same in every call.
+        limit: Number of the remaining training images to keep. Default: all.
+        root: Folder that contains the folders of the data sets known by name. Default: the environment variable
+            ``ADVIBP_DATA``, else ``advibp`` in the user's cache.
+        size: Height and width in pixels to which the image files of a folder are resized. Default: 32 for GTSRB, else
+            no resizing; then all images must have the same size.
+        fetch: If True, download a data set known by name that is missing. MNIST is included in the package.
+        progress: Called during a download as ``progress(task, done, total)``, in bytes; ``total`` may be None.
+
+    Returns:
+        The data set. Images are float32 in [0, 1] of shape (N, C, H, W), labels are int64 of shape (N,).
+
+    Raises:
+        UserError: If the source does not exist, cannot be read or fetched, or has an unknown format; or if an option
+            is out of range.
+
+    Example:
+        >>> from advibp import data
+        >>> mnist = data.load("mnist", limit=5000)
+        >>> mnist.input_shape, len(mnist.train), len(mnist.validation), len(mnist.test)
+        ((1, 28, 28), 5000, 1000, 10000)
     """
     _check_size(size)
     if not isinstance(source, str | os.PathLike):
@@ -67,18 +82,14 @@ def _read_named(
     size: int | None,
     fetch: bool,
     progress: Callable[[str, int, int | None], None] | None,
-) -> _Read:
-    if name == "mnist":
-        _refuse_size(size, name)
-        return idx.read_folder(resources.files("advibp").joinpath("data", name)), None
-    from advibp.data.fetch import catalogue  # here, as it brings what fetching needs, and most runs fetch nothing
-
-    arrays, found = _read_folder(catalogue.locate(name, root, fetch, progress), size or _SIZES.get(name))
-    return arrays, tuple(_CLASSES[name].split(", ")) if name in _CLASSES else found
+) -> _Arrays:
+    row = catalogue.find(name)
+    arrays, class_names = _read_folder(catalogue.locate(name, root, fetch, progress), size or row.resize)
+    return arrays, row.class_names or class_names
 
 
-def _read_path(path: Path, source: str | Path, size: int | None) -> _Read:
-    # os.path, not Path: it answers False, without raising, for names that no file can have.
+def _read_path(path: Path, source: str | Path, size: int | None) -> _Arrays:
+    # os.path and not Path, which raises errors for some invalid names.
     if os.path.isdir(path):
         return _read_folder(path, size)
     if os.path.exists(path):
@@ -93,41 +104,41 @@ def _read_path(path: Path, source: str | Path, size: int | None) -> _Read:
     raise UserError(f"There is no file or folder {path}; give a folder, an .npz file, or one of {', '.join(NAMES)}.")
 
 
-def _read_folder(folder: Path, size: int | None) -> _Read:
+def _read_folder(folder: Path, size: int | None) -> _Arrays:
     try:
-        found = _recognised(folder, size) or _recognised_inside(folder, size)
+        arrays = _read_known_format(folder, size) or _read_only_subfolder(folder, size)
     except OSError as error:
-        raise UserError(f"Cannot read {folder} ({error.strerror or error}); check it and its rights.") from error
-    if found is None:
-        raise UserError(f"{folder.absolute()} holds no data set that is understood; expected {_KINDS}.")
-    return found
+        raise UserError(f"Cannot read {folder} ({error.strerror or error}); check it and its permissions.") from error
+    if arrays is None:
+        raise UserError(f"{folder.absolute()} contains no known data set format; expected {_FORMATS}.")
+    return arrays
 
 
-def _recognised_inside(folder: Path, size: int | None) -> _Read | None:
-    """An archive often unpacks to a folder within a folder: look into it if it is the only one."""
-    inside = [path for path in folder.iterdir() if path.name[0] not in "._" and path.is_dir()]
-    return _recognised(inside[0], size) if len(inside) == 1 else None
+def _read_only_subfolder(folder: Path, size: int | None) -> _Arrays | None:
+    """Read the subfolder if there is only one, because archives are often extracted to a folder within a folder."""
+    subfolders = [path for path in folder.iterdir() if path.name[0] not in "._" and path.is_dir()]
+    return _read_known_format(subfolders[0], size) if len(subfolders) == 1 else None
 
 
-def _recognised(folder: Path, size: int | None) -> _Read | None:
-    """Told by what the folder holds."""
-    if idx.recognise(folder):
+def _read_known_format(folder: Path, size: int | None) -> _Arrays | None:
+    """Recognize the format by the names of the files, and read them. Return None if the format is unknown."""
+    if idx.recognize(folder):
         _refuse_size(size, folder)
         return idx.read_folder(folder), None
-    if layout := cifar.recognise(folder):
+    if layout := cifar.recognize(folder):
         _refuse_size(size, folder)
         return cifar.read(folder, layout), None
     if svhn.recognize(folder):
         _refuse_size(size, folder)
         return svhn.read(folder), None
-    if listing := image_folders.recognise(folder):
+    if listing := image_folders.recognize(folder):
         return image_folders.read(listing, size)
     return None
 
 
 def _check_size(size: int | None) -> None:
     if size is not None and (not is_int(size) or not 1 <= size <= _MAX_SIZE):
-        raise UserError(f"size is {size!r}; expected the pixels of an image's side, 1 to {_MAX_SIZE}.")
+        raise UserError(f"size is {size!r}; expected the height and width of images in pixels, 1 to {_MAX_SIZE}.")
 
 
 def _refuse_size(size: int | None, source: object) -> None:

@@ -38,7 +38,7 @@ def write(folder: Path, layout: cifar.Layout) -> list[Array]:
 def test_round_trip(tmp_path: Path, whole: cifar.Layout) -> None:
     layout = SMALL[whole]
     *train, test = write(tmp_path, layout)
-    assert cifar.recognise(tmp_path) is whole
+    assert cifar.recognize(tmp_path) is whole
     read = cifar.read(tmp_path, layout)
     for part, table in (("train", np.concatenate(train)), ("test", test)):
         assert read[f"y_{part}"].tolist() == table[:, layout.label_bytes - 1].tolist()

@@ -20,7 +20,7 @@ from PIL import Image
 from samples import Array, Trap, quick_and_small, refused
 
 from advibp import data
-from advibp.data.formats import image_files
+from advibp.data.formats import image_files, single_image
 from advibp.errors import UserError
 
 
@@ -221,6 +221,7 @@ def test_more_than_8_bits(tmp_path: Path, name: str, body: bytes) -> None:
     tree(tmp_path)
     (tmp_path / "train" / "ant" / name).write_bytes(body)
     refused(lambda: data.load(tmp_path), f"{name} has more than 8 bits")
+    refused(lambda: single_image.read(tmp_path / "train" / "ant" / name, (3, 6, 5)), f"{name} has more than 8 bits")
 
 
 # Damage, traps, mistakes.
@@ -240,7 +241,7 @@ def test_more_than_8_bits(tmp_path: Path, name: str, body: bytes) -> None:
 def test_damaged_images(tmp_path: Path, body: bytes) -> None:
     tree(tmp_path)
     (tmp_path / "train" / "bee" / "bad.png").write_bytes(body)
-    refused(lambda: data.load(tmp_path), "bad.png is no image that can be read")
+    refused(lambda: data.load(tmp_path), "bad.png cannot be read as an image")
 
 
 @given(st.sampled_from(["png", "jpeg", "ppm", "bmp"]), st.integers(0, 10**6), st.binary(min_size=1, max_size=4))
@@ -301,11 +302,11 @@ def test_paths_that_lead_out(tmp_path: Path, name: str) -> None:
         ("path,label\n", "lists no images"),
         ("path,label\n0.png\n", "Line 2 of"),
         ("path,label\n0.png,\n", "lacks a file or a class"),
-        ("path,label\nnone.png,a\n", "no file in"),
-        ("path,label\n" + "x" * 5000 + ",a\n", "no file in"),
+        ("path,label\nnone.png,a\n", "not a file in"),
+        ("path,label\n" + "x" * 5000 + ",a\n", "not a file in"),
         ("path,label\na\0b,a\n", "train.csv"),
-        ('path,label\n"' + "x" * 200_000 + '",a\n', "train.csv is no CSV"),
-        (b"path,label\n\xff\xfe.png,a\n", "train.csv is no CSV"),
+        ('path,label\n"' + "x" * 200_000 + '",a\n', "train.csv cannot be read as CSV"),
+        (b"path,label\n\xff\xfe.png,a\n", "train.csv cannot be read as CSV"),
     ],
 )
 def test_bad_tables(tmp_path: Path, text: str | bytes, said: str) -> None:

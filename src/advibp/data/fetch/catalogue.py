@@ -105,6 +105,8 @@ def locate(
         return folder
     if fetch and row.base_url is not None:
         return _fetch(row, root, progress, lambda: state(row, root) == "complete")
+    if row.base_url is None:
+        raise UserError(f"{row.name} is {current} in {folder}; install advibp again.")
     option = f" --data-root {root}" if root else ""
     raise UserError(
         f"{row.name} is {current} in {folder}; run 'advibp data fetch {row.name}{option}', or set --data-root or "

