@@ -336,7 +336,7 @@ def test_unknown_source(source: str | Path, said: str) -> None:
         ({"limit": -3}, "limit is -3"),
         ({"limit": 2.5}, "limit is 2.5"),
         ({"classes": 2}, "labels up to 2"),
-        ({"x_train": [[1, 2], [3]]}, "x_train of tensors is no plain array"),
+        ({"x_train": [[1, 2], [3]]}, "x_train of tensors cannot be converted to an array"),
         ({"x_train": torch.zeros(20, 5, 4, 1, 1)}, "shape (20, 5, 4, 1, 1)"),
         ({"x_train": torch.full((20, 5, 4), 2.0, dtype=torch.bfloat16)}, "from 2 to 2"),
         ({"y_train": torch.zeros(20)}, "expected labels as integers"),

@@ -87,7 +87,7 @@ def test_gigabytes_of_zeros_in_an_idx_file(tmp_path: Path) -> None:
 def test_what_does_not_fit_into_memory(tmp_path: Path) -> None:
     refused(
         lambda: file_limits.check(file_limits.memory() // 4 + 1, "It"),
-        "It promises",
+        "It has",
         "GiB as float32",
         "smaller images",
     )

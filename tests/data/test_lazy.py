@@ -154,22 +154,22 @@ BAD_ITEMS: list[tuple[Callable[[], Any], str]] = [
     (lambda: (torch.full((1, 2, 3), float("nan")), 0), "NaN"),
     (lambda: (torch.full((1, 2, 3), float("inf")), 0), "infinite"),
     (lambda: (torch.full((1, 2, 3), 1.5), 0), "from 1.5 to 1.5"),
-    (lambda: (torch.full((1, 2, 3), -0.5), 0), "mean and std to the network"),
+    (lambda: (torch.full((1, 2, 3), -0.5), 0), "let the network subtract its mean"),
     (lambda: (torch.zeros(1, 2, 3, dtype=torch.int64), 0), "type torch.int64"),
-    (lambda: (torch.zeros(1, 3, 2), 0), "shape (1, 3, 2), the first one had (1, 2, 3)"),
+    (lambda: (torch.zeros(1, 3, 2), 0), "shape (1, 3, 2), but the first image has (1, 2, 3)"),
     (lambda: (torch.zeros(3), 0), "shape (3,)"),
     (lambda: (torch.zeros(1, 0, 3), 0), "shape (1, 0, 3)"),
-    (lambda: (np.zeros((2, 5, 3)), 0), "colours last"),
+    (lambda: (np.zeros((2, 5, 3)), 0), "channels last"),
     (lambda: (np.array(["a"]), 0), "type <U1"),
-    (lambda: ("a", 0), "a str for an image"),
+    (lambda: ("a", 0), "a str as image"),
     (lambda: (Image.new("I;16", (3, 2)), 0), "more than 8 bits"),
     (lambda: (torch.zeros(1, 2, 3), 3), "label 3; expected 0 to 2"),
     (lambda: (torch.zeros(1, 2, 3), -1), "label -1"),
     (lambda: (torch.zeros(1, 2, 3), 10**30), "label"),
-    (lambda: (torch.zeros(1, 2, 3), 0.5), "0.5 for a label"),
-    (lambda: (torch.zeros(1, 2, 3), True), "a bool for a label"),
-    (lambda: (torch.zeros(1, 2, 3), "cat"), "a str for a label"),
-    (lambda: (torch.zeros(1, 2, 3), torch.zeros(3)), "a Tensor for a label"),
+    (lambda: (torch.zeros(1, 2, 3), 0.5), "0.5 as label"),
+    (lambda: (torch.zeros(1, 2, 3), True), "a bool as label"),
+    (lambda: (torch.zeros(1, 2, 3), "cat"), "a str as label"),
+    (lambda: (torch.zeros(1, 2, 3), torch.zeros(3)), "a Tensor as label"),
     (lambda: torch.zeros(1, 2, 3), "expected a pair"),
     (lambda: {"image": 1, "label": 2}, "is a dict; expected a pair"),
     (lambda: (1, 2, 3), "expected a pair"),
@@ -252,7 +252,7 @@ def test_an_epoch_is_a_function_of_its_seed(workers: int, own: bool) -> None:
     torch.manual_seed(77)
     before = Randomness.now()
     pixels, again = (torch.cat(parts) for parts in zip(*loader.batches(1), strict=True))
-    assert torch.equal(torch.get_rng_state(), before.of_torch)
+    assert torch.equal(torch.get_rng_state(), before.torch_state)
     assert torch.equal(one, again)
     assert torch.equal(pixels.flatten().sort().values, tensors().tensors[0].flatten())  # every image once
     assert not torch.equal(pixels, torch.cat([x for x, _ in loader.batches(2)]))
@@ -288,7 +288,7 @@ def test_two_epochs_at_once_do_not_mix() -> None:
         ((torch.zeros(2, 1, 2, 2), torch.zeros(2, 3).long()), "labels of shape (2, 3)"),
         ((torch.zeros(2, 1, 2, 2).long(), torch.zeros(2).long()), "type torch.int64"),
         ((torch.zeros(2, 4), torch.zeros(2).long()), "shape (2, 4)"),
-        ((torch.zeros(2, 1, 2, 2), [0, 0]), "no tensors"),
+        ((torch.zeros(2, 1, 2, 2), [0, 0]), "does not contain tensors"),
         (torch.zeros(2, 1, 2, 2), "expected a pair"),
         ({"x": 1}, "is a dict"),
     ],
@@ -391,7 +391,7 @@ def test_classes() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"train": DataLoader(tensors()), "validation": 5}, "nothing can be held out of a DataLoader"),
+        ({"train": DataLoader(tensors()), "validation": 5}, "a DataLoader cannot be split"),
         ({"train": Stream(), "classes": 3}, "cannot be read by index"),
         ({"validation": 23}, "expected 0 to 22"),
         ({"validation": -1}, "validation is -1"),

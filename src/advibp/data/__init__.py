@@ -1,7 +1,8 @@
-"""Images and labels as tensors: data sets by name, folders and files of many kinds, your own arrays and Datasets.
+"""Data sets: by name, from files and folders, from tensors, and from torch's Datasets and DataLoaders.
 
-Pixels are float32 in [0, 1], labels int64 from 0. The validation images are a fixed part of the training set, never
-of the test set. Nothing here unpickles, and nothing trusts what a file's header promises.
+Images are float32 in [0, 1] and labels are int64, from 0. The validation images are a fixed subset of the training
+images, never of the test images. No file is unpickled, and sizes stated in a file are checked before memory is
+allocated.
 """
 
 from advibp.data.assembly import PARTS, from_tensors

@@ -1,6 +1,7 @@
-"""How much a file may promise: what it unpacks to must be plausible, and must fit into memory as float32.
+"""Limits for the sizes that files state, checked by the readers before they allocate memory.
 
-A kilobyte can unpack to a megabyte, and a header can promise anything. Readers ask here before they allocate.
+A compressed file can expand by a factor of a thousand, and a header can state any size. The decompressed size must be
+plausible, and the values must fit into memory as float32.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ import os
 
 from advibp.errors import UserError
 
-DEFLATE_RATIO = 1032  # deflate cannot pack more bytes than this into one
-LARGE = 2**30  # below this nothing is asked about how densely it is packed
-DENSEST = 500  # images pack to a hundredth at the very best; a file of zeros to a thousandth
+DEFLATE_RATIO = 1032  # the maximum compression ratio of deflate
+LARGE = 2**30  # smaller sizes may have any compression ratio
+DENSEST = 500  # images are compressed by a factor of 100 at most, a file of zeros by 1000
 
 
 def memory() -> int:
-    """Bytes of memory this machine has; a terabyte where it does not say."""
+    """Return the memory of this machine in bytes, or a terabyte if it is not known."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -23,17 +24,24 @@ def memory() -> int:
 
 
 def check(values: int, where: object, *, unpacked: int = 0, packed: int = 0) -> None:
-    """Refuse ``values`` numbers that do not fit into memory, or ``unpacked`` bytes packed into implausibly few.
+    """Raise an error if values do not fit into memory, or if a compression ratio is implausible.
 
-    Refused is what is over 1 GiB and packed more than 500 to 1, and what needs more than the machine's memory.
+    Args:
+        values: Number of values, which need 4 bytes each.
+        where: What contains the values, as the subject of the error message.
+        unpacked: Decompressed size in bytes. Up to 1 GiB it is always accepted.
+        packed: Compressed size in bytes, at least ``unpacked`` / 500.
+
+    Raises:
+        UserError: If one of the limits is exceeded.
     """
     if unpacked > LARGE and unpacked > DENSEST * packed:
         raise UserError(
-            f"{where} would unpack {packed:,} bytes to {unpacked:,}, more than {DENSEST} to 1, which no images do; "
-            "it was not read, so fetch it again or save it unpacked."
+            f"{where} would expand from {packed:,} bytes to {unpacked:,}, more than {DENSEST} to 1, which is "
+            "implausible for images; it was not read, so download it again or save it without compression."
         )
     if 4 * values > memory():
         raise UserError(
-            f"{where} promises {values:,} numbers, which need {4 * values / 2**30:,.0f} GiB as float32, and this "
-            f"machine has {memory() / 2**30:,.0f}; give fewer or smaller images."
+            f"{where} has {values:,} values, which need {4 * values / 2**30:,.0f} GiB as float32, and this machine has "
+            f"{memory() / 2**30:,.0f}; give fewer or smaller images."
         )

@@ -1,4 +1,4 @@
-"""A Dataset of one's own, read when it is needed: for images that do not fit into memory."""
+"""A user's Dataset whose images are read when they are needed, because they need not fit into memory."""
 
 from __future__ import annotations
 
@@ -18,18 +18,37 @@ from advibp.data.user_randomness import Randomness, seed_all
 from advibp.errors import UserError
 
 STATISTICS_IMAGES = 10_000
-STATISTICS_VALUES = 2**28  # a gibibyte of float32
-_ALONE = 64  # so many images are read sooner than worker processes are started
+STATISTICS_VALUES = 2**28  # 1 GiB as float32
+_MIN_FOR_WORKERS = 64  # fewer images are read faster without starting worker processes
 
 
 @dataclass(frozen=True, eq=False)
 class Lazy:
-    """A map-style Dataset that gives pairs (image, label), with the interface of a `Split`.
+    """A map-style Dataset of pairs (image, label), with the interface of a `Split`.
 
-    An image is a tensor or array (C, H, W) or (H, W), uint8 or floats in [0, 1], or a PIL image; a label is an integer
-    from 0. All that is read is checked. ``workers`` processes read ahead. Random numbers that the dataset draws from
-    torch, numpy or Python depend on the seed of `batches` and the item's index alone, whoever reads it and when.
-    ``rows`` are the items that belong to it, all by default.
+    An image is a tensor or array of shape (C, H, W) or (H, W), uint8 or floating point in [0, 1], or a PIL image. A
+    label is an integer from 0. Every item is checked when it is read. Random numbers that the dataset draws from torch,
+    numpy or Python depend only on the seed given to `batches` and on the index of the item.
+
+    Args:
+        dataset: The Dataset. It needs ``__getitem__`` and ``__len__``.
+        workers: Number of processes that read batches ahead. Default: 0, i.e. batches are read in this process.
+        classes: Number of classes; labels are checked against it. Default: None, i.e. not known.
+        rows: Indices of the items to use, shape (N,), int64. Default: all items.
+
+    Raises:
+        UserError: If the dataset cannot be read by index, has no length or is empty, or if ``workers`` is negative.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import TensorDataset
+        >>> from advibp.data import Lazy
+        >>> lazy = Lazy(TensorDataset(torch.rand(6, 1, 8, 8), torch.arange(6)), classes=6)
+        >>> len(lazy), lazy.shape
+        (6, (1, 8, 8))
+        >>> x, y = lazy.batch(torch.tensor([4, 2]))
+        >>> y
+        tensor([4, 2])
     """
 
     dataset: Dataset[Any]
@@ -51,59 +70,80 @@ class Lazy:
             raise UserError(f"workers is {self.workers}; expected 0 (read in this process) or more.")
 
     def __len__(self) -> int:
+        """Return the number of images."""
         return len(self.dataset) if self.rows is None else len(self.rows)  # type: ignore[arg-type]
 
     @cached_property
     def shape(self) -> Shape:
-        """(C, H, W), of the dataset's first item."""
-        x, _ = _unless_failed(_Reader(self.dataset, None, self.classes, 0)[[0]])
+        """Shape of an image, (C, H, W), of the first item of the dataset."""
+        x, _ = _raise_if_failed(_Reader(self.dataset, None, self.classes, 0)[[0]])
         channels, height, width = x.shape[1:]
         return channels, height, width
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The images and labels with these indices."""
-        pieces = rows.chunk(self.workers) if self.workers and len(rows) > _ALONE else (rows,)
+        """Return the images and labels with these indices.
+
+        Args:
+            rows: Indices of shape (B,), int64.
+
+        Returns:
+            Images of shape (B, C, H, W), float32 in [0, 1], and labels of shape (B,), int64.
+
+        Raises:
+            UserError: If an item cannot be read or is not a valid image with a label.
+        """
+        pieces = rows.chunk(self.workers) if self.workers and len(rows) > _MIN_FOR_WORKERS else (rows,)
         x, y = zip(*self.batches(pieces), strict=True)
         return torch.cat(x), torch.cat(y)
 
     def batches(self, index_batches: Iterable[Tensor], *, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """One batch for each tensor of indices, read ahead by the workers; another ``seed``, other random numbers."""
+        """Yield one batch for each tensor of indices, as `batch` returns it. The workers read ahead.
+
+        Args:
+            index_batches: Tensors of indices, each of shape (B,).
+            seed: Seed of the random numbers that the dataset draws.
+        """
         reader = _Reader(self.dataset, self.shape, self.classes, seed)
-        wanted = (self._items(rows) for rows in index_batches)
+        item_batches = (self._items(rows) for rows in index_batches)
         if self.workers:
-            return _ahead(reader, wanted, self.workers)
-        return map(_unless_failed, map(reader.read, wanted))
+            return _read_ahead(reader, item_batches, self.workers)
+        return map(_raise_if_failed, map(reader.read, item_batches))
 
     def _items(self, rows: Tensor) -> list[int]:
-        found: list[int] = (rows if self.rows is None else self.rows[rows]).tolist()
-        return found
+        items: list[int] = (rows if self.rows is None else self.rows[rows]).tolist()
+        return items
 
     def select(self, rows: Tensor) -> Lazy:
+        """Return the images with these indices, without reading them."""
         return replace(self, rows=rows if self.rows is None else self.rows[rows])
 
     def take(self, n: int) -> Lazy:
-        """The first ``n`` images, or all if there are fewer."""
+        """Return the first ``n`` images, or all if there are fewer, without reading them."""
         check_take(n)
         return self.select(torch.arange(min(n, len(self))))
 
     def sample(self) -> dict[str, Tensor]:
-        """What a fingerprint is taken of: the length, and 16 evenly spaced items."""
-        x, y = self.batch(_evenly(len(self), 16))
+        """Return the tensors that identify the data: the length, and 16 evenly spaced items."""
+        x, y = self.batch(_evenly_spaced(len(self), 16))
         return {"x": x, "y": y, "length": torch.tensor([len(self)])}
 
     def pixels(self) -> Tensor:
-        """The images that mean and std are taken of: evenly spaced, 10,000 or a gibibyte at most."""
-        most = min(STATISTICS_IMAGES, STATISTICS_VALUES // torch.Size(self.shape).numel())
-        return self.batch(_evenly(len(self), max(1, most)))[0]
+        """Return the images from which mean and standard deviation are computed.
+
+        They are evenly spaced, and at most 10,000 images or 1 GiB.
+        """
+        count = min(STATISTICS_IMAGES, STATISTICS_VALUES // torch.Size(self.shape).numel())
+        return self.batch(_evenly_spaced(len(self), max(1, count)))[0]
 
 
-def _evenly(length: int, most: int) -> Tensor:
-    return torch.arange(most) * length // most if length > most else torch.arange(length)
+def _evenly_spaced(length: int, count: int) -> Tensor:
+    """Return ``count`` indices below ``length``, or all indices if there are fewer."""
+    return torch.arange(count) * length // count if length > count else torch.arange(length)
 
 
 @dataclass(frozen=True)
 class _Failed:
-    """A mistake met while reading. Workers hand it over as a value: an exception would bring its traceback."""
+    """An error of a reader. Workers return it as a value, because an exception would include its traceback."""
 
     message: str
 
@@ -111,17 +151,17 @@ class _Failed:
 _Read = tuple[Tensor, Tensor] | _Failed
 
 
-def _unless_failed(found: _Read) -> tuple[Tensor, Tensor]:
-    if isinstance(found, _Failed):
-        raise UserError(found.message)
-    return found
+def _raise_if_failed(batch: _Read) -> tuple[Tensor, Tensor]:
+    if isinstance(batch, _Failed):
+        raise UserError(batch.message)
+    return batch
 
 
 class _Reader(Dataset[_Read]):
-    """Lists of indices -> batches. It looks like a Dataset, so that a DataLoader's workers can run it."""
+    """Reads a batch for a list of indices. It is a Dataset, so that the workers of a DataLoader can run it."""
 
     def __init__(self, dataset: Dataset[Any], shape: Shape | None, classes: int | None, seed: int) -> None:
-        # Without a shape it reads single items: `shape` is found that way.
+        # The shape is None when `Lazy.shape` reads the first item.
         self.dataset, self.shape, self.classes, self.seed = dataset, shape, classes, seed
 
     def __getitem__(self, rows: list[int]) -> _Read:
@@ -154,32 +194,32 @@ class _Reader(Dataset[_Read]):
         seed_all(self.seed, row)
         try:
             return self.dataset[row]
-        except Exception as error:  # a dataset of one's own may raise anything
-            raise UserError(f"{where} cannot be read ({dataset_items.quote(error)}); mend the dataset.") from error
+        except Exception as error:  # a user's dataset may raise anything
+            raise UserError(f"{where} cannot be read ({dataset_items.quote(error)}); fix the dataset.") from error
 
 
-def _ahead(reader: _Reader, wanted: Iterable[list[int]], workers: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches in order, read by processes that stay two batches ahead each."""
+def _read_ahead(reader: _Reader, item_batches: Iterable[list[int]], workers: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield batches in order, read by processes of which each is up to two batches ahead."""
     loader = DataLoader(
         reader,
-        sampler=wanted,
+        sampler=item_batches,
         batch_size=None,
         num_workers=workers,
-        collate_fn=_as_it_is,
-        generator=torch.Generator(),  # its own, or it would draw from the run's
+        collate_fn=_identity,
+        generator=torch.Generator(),  # so that it does not draw from the global generator
     )
     batches = None
     try:
-        batches = iter(loader)  # a worker may end before it is asked for anything
-        for found in batches:
-            yield _unless_failed(found)
+        batches = iter(loader)  # a worker may end before the first request
+        for batch in batches:
+            yield _raise_if_failed(batch)
     except RuntimeError as error:
         raise UserError(
             f"A worker that reads the dataset ended ({dataset_items.quote(error)}); use fewer workers."
         ) from error
     finally:
-        del batches  # ends the workers now: the garbage collector would wait for them in vain, ten seconds long
+        del batches  # ends the workers now; the garbage collector would wait ten seconds for them
 
 
-def _as_it_is(found: Any) -> Any:
-    return found
+def _identity(batch: Any) -> Any:
+    return batch

@@ -1,4 +1,4 @@
-"""A DataLoader of one's own: its order, its batches, its augmentation."""
+"""A user's DataLoader with its order, batches and augmentation."""
 
 from __future__ import annotations
 
@@ -20,11 +20,30 @@ from advibp.errors import UserError
 
 @dataclass(frozen=True, eq=False)
 class Loader:
-    """The batches of ``loader``, pairs (images, labels), each checked; its length is that in batches.
+    """The batches of a DataLoader. Every batch is checked when it is read.
 
-    An epoch's order and augmentation are a pure function of the seed given to `batches`, as far as they are drawn from
-    torch, numpy or Python, or from the generator of the loader or its sampler. Not so with persistent workers, which
-    carry their random numbers from one epoch to the next: their order is reproduced, their augmentation is not.
+    The order and the augmentation of an epoch depend only on the seed given to `batches`, if they are drawn from torch,
+    numpy or Python, or from the generator of the loader or its sampler. With persistent workers only the order is
+    reproducible, because they keep their random states from one epoch to the next.
+
+    Args:
+        loader: A DataLoader of pairs (images, labels). Images have shape (B, C, H, W) or (B, H, W), uint8 or floating
+            point in [0, 1]; labels have shape (B,), integers from 0.
+        classes: Number of classes.
+
+    Raises:
+        UserError: If the loader has no length or is empty.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> from advibp.data import Loader
+        >>> dataset = TensorDataset(torch.rand(6, 1, 8, 8), torch.arange(6) % 2)
+        >>> loader = Loader(DataLoader(dataset, batch_size=4, shuffle=True), classes=2)
+        >>> len(loader), loader.batch_size, loader.shape
+        (2, 4, (1, 8, 8))
+        >>> [tuple(x.shape) for x, y in loader.batches(seed=0)]
+        [(4, 1, 8, 8), (2, 1, 8, 8)]
     """
 
     loader: DataLoader[Any]
@@ -35,25 +54,25 @@ class Loader:
             length = len(self.loader)
         except TypeError:
             raise UserError(
-                "The DataLoader has no length, as its IterableDataset has none; give that a __len__ that tells how "
-                "many images an epoch has."
+                "The DataLoader has no length, as its IterableDataset has none; give that a __len__ that returns the "
+                "number of images in an epoch."
             ) from None
         if length == 0:
             raise UserError("The DataLoader is empty; give at least one batch.")
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Return the number of batches in an epoch."""
         return len(self.loader)
 
     @cached_property
     def batch_size(self) -> int:
-        """Images in a batch; where a sampler of one's own decides, in the first one."""
-        stated = self.loader.batch_size or getattr(self.loader.batch_sampler, "batch_size", None)
-        return stated if isinstance(stated, int) else len(self._first)
+        """Number of images in a batch; with a custom batch sampler, in the first batch."""
+        size = self.loader.batch_size or getattr(self.loader.batch_sampler, "batch_size", None)
+        return size if isinstance(size, int) else len(self._first)
 
     @property
     def shape(self) -> Shape:
-        """(C, H, W)."""
+        """Shape of an image, (C, H, W)."""
         channels, height, width = self._first.shape[1:]
         return channels, height, width
 
@@ -62,7 +81,17 @@ class Loader:
         return next(self._batches(0, None))[0]
 
     def batches(self, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """One epoch."""
+        """Yield the batches of one epoch.
+
+        Args:
+            seed: Seed of the order and the augmentation.
+
+        Yields:
+            Images of shape (B, C, H, W), float32 in [0, 1], and labels of shape (B,), int64.
+
+        Raises:
+            UserError: If a batch cannot be read or is invalid.
+        """
         return self._batches(seed, self.shape)
 
     def _batches(self, seed: int, shape: Shape | None) -> Iterator[tuple[Tensor, Tensor]]:
@@ -71,13 +100,13 @@ class Loader:
             for number in range(len(self)):
                 yield self._checked(stream.next(number), number, shape)
         finally:
-            stream.batches = None  # ends its workers now, not when garbage is collected
+            stream.batches = None  # ends its workers now and not at the next garbage collection
 
     def _checked(self, batch: Any, number: int, shape: Shape | None) -> tuple[Tensor, Tensor]:
         where = f"Batch {number} of the DataLoader"
         x, y = dataset_items.pair(batch, where)
         if not isinstance(x, Tensor) or not isinstance(y, Tensor):
-            raise UserError(f"{where} holds no tensors; expected images (B, C, H, W) and labels (B,).")
+            raise UserError(f"{where} does not contain tensors; expected images (B, C, H, W) and labels (B,).")
         if x.dim() == 3:
             x = x[:, None]
         if x.dim() != 4 or 0 in x.shape or y.shape != x.shape[:1]:
@@ -92,67 +121,73 @@ class Loader:
         return x, y
 
     def sample(self) -> dict[str, Tensor]:
-        """What a fingerprint is taken of: sizes alone, as nothing else is safe from shuffling."""
+        """Return the tensors that identify the data: only sizes, because the loader may shuffle."""
         images = getattr(self.loader.dataset, "__len__", lambda: -1)()
-        facts = {"shape": self.shape, "batches": (len(self), self.batch_size), "images": (images,)}
-        return {name: torch.tensor(numbers) for name, numbers in facts.items()} | {
-            "classes": torch.tensor([self.classes])
+        return {
+            "shape": torch.tensor(self.shape),
+            "batches": torch.tensor((len(self), self.batch_size)),
+            "images": torch.tensor([images]),
+            "classes": torch.tensor([self.classes]),
         }
 
     def pixels(self) -> Tensor:
-        """The images that mean and std are taken of: the first 10,000 of an epoch, or a gibibyte, as they come."""
-        most = max(1, min(STATISTICS_IMAGES, STATISTICS_VALUES // torch.Size(self.shape).numel()))
-        return self.read(most)[0]
+        """Return the images from which mean and standard deviation are computed.
 
-    def read(self, most: int) -> tuple[Tensor, Tensor]:
-        """The first images of the epoch with seed 0, ``most`` of them or all."""
-        found: list[tuple[Tensor, Tensor]] = []
+        They are the first images of the epoch with seed 0, and at most 10,000 images or 1 GiB.
+        """
+        count = max(1, min(STATISTICS_IMAGES, STATISTICS_VALUES // torch.Size(self.shape).numel()))
+        return self.read(count)[0]
+
+    def read(self, limit: int) -> tuple[Tensor, Tensor]:
+        """Return the first ``limit`` images and labels of the epoch with seed 0, or all if there are fewer."""
+        batches: list[tuple[Tensor, Tensor]] = []
         count = 0
         for x, y in self.batches(0):
-            found.append((x, y))
+            batches.append((x, y))
             count += len(x)
-            if count >= most:
+            if count >= limit:
                 break
-        xs, ys = zip(*found, strict=True)
-        return torch.cat(xs)[:most], torch.cat(ys)[:most]
+        xs, ys = zip(*batches, strict=True)
+        return torch.cat(xs)[:limit], torch.cat(ys)[:limit]
 
 
 class _Stream:
-    """An epoch of a DataLoader with random numbers of its own: the caller's are as they were after each batch."""
+    """An epoch of a DataLoader with separate random states. The states of the caller are restored after each batch."""
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         self.loader = loader
         self.batches: Iterator[Any] | None = None
-        outside = Randomness.now()
+        callers = Randomness.now()
         mixed = seed_all(seed)
-        self.inside = Randomness.now()
-        outside.restore()
+        self.randomness = Randomness.now()
+        callers.restore()
         for generator in _generators(loader):
             generator.manual_seed(mixed)
 
     def next(self, number: int) -> Any:
-        outside = Randomness.now()
-        self.inside.restore()
+        callers = Randomness.now()
+        self.randomness.restore()
         try:
             if self.batches is None:
                 self.batches = iter(self.loader)
             return next(self.batches)
         except StopIteration:
             raise UserError(
-                f"The DataLoader ended after {number} batches, but its length promised more; mend its __len__."
+                f"The DataLoader ended after {number} batches, but its length is larger; fix its __len__."
             ) from None
         except UserError:
             raise
-        except Exception as error:  # a dataset of one's own may raise anything
+        except Exception as error:  # a user's dataset may raise anything
             raise UserError(
-                f"Batch {number} of the DataLoader cannot be read ({dataset_items.quote(error)}); mend its dataset."
+                f"Batch {number} of the DataLoader cannot be read ({dataset_items.quote(error)}); fix its dataset."
             ) from error
         finally:
-            self.inside = Randomness.now()
-            outside.restore()
+            self.randomness = Randomness.now()
+            callers.restore()
 
 
 def _generators(loader: DataLoader[Any]) -> Iterator[torch.Generator]:
+    """Yield the generators of the loader and its samplers."""
     owners = (loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
     for owner in owners:
         generator = getattr(owner, "generator", None)

@@ -1,4 +1,4 @@
-"""Images with their labels, and the data set they make up."""
+"""Images in memory with their labels (`Split`), and a data set of three splits (`Data`)."""
 
 from __future__ import annotations
 
@@ -19,51 +19,94 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images ``x`` (N, C, H, W), float32 in [0, 1], and their labels ``y`` (N,), int64."""
+    """Images in memory and their labels.
+
+    Args:
+        x: Images of shape (N, C, H, W), float32 in [0, 1].
+        y: Labels of shape (N,), int64.
+
+    Example:
+        >>> import torch
+        >>> from advibp.data import Split
+        >>> split = Split(torch.rand(5, 3, 8, 8), torch.tensor([0, 1, 0, 1, 0]))
+        >>> len(split), split.shape
+        (5, (3, 8, 8))
+        >>> x, y = split.batch(torch.tensor([1, 3]))
+        >>> y
+        tensor([1, 1])
+    """
 
     x: Tensor
     y: Tensor
 
     def __len__(self) -> int:
+        """Return the number of images."""
         return len(self.y)
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(C, H, W)."""
+        """Shape of an image, (C, H, W)."""
         channels, height, width = self.x.shape[1:]
         return channels, height, width
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The images and labels with these indices."""
+        """Return the images and labels with these indices.
+
+        Args:
+            rows: Indices of shape (B,), int64.
+
+        Returns:
+            Images of shape (B, C, H, W) and labels of shape (B,).
+        """
         return self.x[rows], self.y[rows]
 
     def batches(self, index_batches: Iterable[Tensor], *, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """One batch for each tensor of indices; ``seed`` is for sets whose images are drawn anew each time."""
+        """Yield one batch for each tensor of indices.
+
+        Args:
+            index_batches: Tensors of indices, each of shape (B,).
+            seed: Not used. `Lazy.batches` uses it for random augmentation.
+        """
         return (self.batch(rows) for rows in index_batches)
 
     def select(self, rows: Tensor) -> Split:
+        """Return a split with the images of these indices."""
         return Split(*self.batch(rows))
 
     def take(self, n: int) -> Split:
-        """The first ``n`` images, or all if there are fewer."""
+        """Return a split with the first ``n`` images, or all if there are fewer."""
         check_take(n)
         return Split(self.x[:n], self.y[:n])
 
     def sample(self) -> dict[str, Tensor]:
-        """What a fingerprint is taken of: the labels, and a thousand or so evenly spaced images."""
+        """Return the tensors that identify the data: all labels, and about 1000 evenly spaced images."""
         return {"x": self.x[:: max(1, len(self.x) // 1000)], "y": self.y}
 
     def pixels(self) -> Tensor:
-        """The images that mean and std are taken of: all."""
+        """Return the images from which mean and standard deviation are computed: all of them."""
         return self.x
 
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """A data set; ``mean`` and ``std`` are those of its training images, of at most 10,000 if they are not in memory.
+    """A data set. Use `load`, `from_tensors` or `from_datasets` to create one.
 
-    ``train`` may be read from a Dataset of one's own (`Lazy`) or come in the batches of a DataLoader (`Loader`);
-    ``validation`` is always in memory. ``class_names`` are known for folders of images.
+    Args:
+        name: Name of the data set.
+        train: Training images: in memory (`Split`), read from a Dataset (`Lazy`), or in the batches of a DataLoader
+            (`Loader`).
+        validation: Validation images, in memory.
+        test: Test images: in memory, or read from a Dataset.
+        classes: Number of classes.
+        class_names: Names of the classes in the order of their labels. Default: None, if they are not known.
+
+    Example:
+        >>> import torch
+        >>> from advibp.data import Data, Split
+        >>> split = Split(torch.ones(4, 1, 8, 8), torch.tensor([0, 1, 0, 1]))
+        >>> data = Data("ones", split, split, split, classes=2)
+        >>> data.input_shape, data.mean, data.std
+        ((1, 8, 8), (1.0,), (0.0,))
     """
 
     name: str
@@ -75,17 +118,17 @@ class Data:
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """(C, H, W)."""
+        """Shape of an image, (C, H, W)."""
         return self.train.shape
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """Per channel."""
+        """Mean of the training pixels per channel. If they are not in memory, at most 10,000 images are used."""
         return self._statistics[0]
 
     @property
     def std(self) -> tuple[float, ...]:
-        """Per channel, of the population (divided by N)."""
+        """Standard deviation of the training pixels per channel (divided by N), of the same images as `mean`."""
         return self._statistics[1]
 
     @cached_property
@@ -93,13 +136,14 @@ class Data:
         x = self.train.pixels()
         count = x.numel() // x.shape[1]
         mean = x.sum(dim=(0, 2, 3), dtype=torch.float64) / count
-        # Two passes, in chunks: exact enough for a constant channel to give 0, without a float64 copy of all images.
-        centre = mean[:, None, None]
-        squares = [(part.double() - centre).square_().sum(dim=(0, 2, 3)) for part in torch.split(x, 2048)]
+        # Two passes, so that a constant channel has a deviation of 0; in chunks, to avoid a float64 copy of all images.
+        center = mean[:, None, None]
+        squares = [(part.double() - center).square_().sum(dim=(0, 2, 3)) for part in torch.split(x, 2048)]
         std = (torch.stack(squares).sum(dim=0) / count).sqrt()
         return tuple(mean.tolist()), tuple(std.tolist())
 
 
 def check_take(n: int) -> None:
+    """Raise an error if ``n`` is negative."""
     if n < 0:
         raise UserError(f"Cannot take {n} images; give 0 or more.")

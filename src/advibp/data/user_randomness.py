@@ -1,4 +1,4 @@
-"""The random numbers that others draw: those of torch, numpy and Python, which a user's own code may use."""
+"""The global random generators of torch, numpy and Python, which user code may use."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Randomness:
-    """Where the three global generators stand (the CPU's; no others are touched)."""
+    """The states of the three global generators. For torch this is the generator of the CPU."""
 
-    of_torch: Tensor
-    of_numpy: Any
-    of_python: Any
+    torch_state: Tensor
+    numpy_state: Any
+    python_state: Any
 
     @classmethod
     def now(cls) -> Randomness:
+        """Return the current states."""
         return cls(torch.get_rng_state(), np.random.get_state(), random.getstate())
 
     def restore(self) -> None:
-        torch.set_rng_state(self.of_torch)
-        np.random.set_state(self.of_numpy)
-        random.setstate(self.of_python)
+        """Set the generators to these states."""
+        torch.set_rng_state(self.torch_state)
+        np.random.set_state(self.numpy_state)
+        random.setstate(self.python_state)
 
 
 def seed_all(*numbers: int) -> int:
-    """Seed the three generators with a mixture of ``numbers``, and return it."""
+    """Seed the three generators with a hash of ``numbers``, and return the seed."""
     digest = hashlib.blake2b(" ".join(map(str, numbers)).encode(), digest_size=4).digest()
     seed = int.from_bytes(digest, "little")
-    torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which seeds all devices too
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed all devices
     np.random.seed(seed)
     random.seed(seed)
     return seed

@@ -23,7 +23,7 @@ _DAMAGED = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, 
 def extract(archive: Path, folder: Path, *, members: Callable[[str], str | None], max_bytes: int) -> None:
     """Extract files from a tar, tar.gz or zip file.
 
-    Nothing is written unless every member is a regular file or a folder with a path inside of the archive, including
+    Nothing is written unless every member is a regular file or a folder whose path stays in ``folder``, including
     the members that are not extracted. `tarfile.data_filter` is not used because it accepts links and has no size
     limit. If the contents are damaged, some files may already have been written; the caller removes them.
 
