@@ -36,7 +36,7 @@ def measured(net: nn.Module, x: Tensor, y: Tensor, eps: float, by: str) -> dict[
     for images, labels in zip(x.split(BATCH[by]), y.split(BATCH[by]), strict=True):
         for kind, inputs in (("real", Box.ball), ("float32", Rounded.ball)):
             began = time.perf_counter()
-            margins = Proof(net, inputs(images, eps), labels).ask(by)  # type: ignore[arg-type]
+            margins = Proof(net, inputs(images, eps), labels).tighten(by)  # type: ignore[arg-type]
             found[f"seconds ({kind})"] += time.perf_counter() - began
             found[f"proved ({kind})"] += int((margins > 0).sum())
     found["kept"] = round(100 * found["proved (float32)"] / max(1, found["proved (real)"]), 3)

@@ -35,11 +35,10 @@ import advibp.vnncomp.onnx
 from advibp import UserError, certify
 from advibp.bounds.domain import UnsupportedOperation
 from advibp.verify import Attack
-from advibp.verify.verifiers import PROVERS, SEARCHES
+from advibp.verify.verifiers import VERIFIERS
 from advibp.vnncomp.properties import decide
 from advibp.vnncomp.vnnlib import vnnlib_file
 
-VERIFIERS = [*PROVERS, *SEARCHES]
 #: Ways to evaluate a network in float32; None is torch itself.
 WAYS: dict[str, Order | None] = {
     "torch": None,
@@ -324,7 +323,7 @@ def verdict_of_file(made: Crafted) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--by", nargs="+", choices=VERIFIERS, default=VERIFIERS, metavar="VERIFIER")
+    parser.add_argument("--by", nargs="+", choices=list(VERIFIERS), default=list(VERIFIERS), metavar="VERIFIER")
     parser.add_argument("--nets", nargs="+", choices=list(CRAFTED), default=list(CRAFTED), metavar="NET")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()

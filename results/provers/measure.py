@@ -33,7 +33,7 @@ def looser(net: nn.Module, x: Tensor, y: Tensor, eps: float = 0.3, images: int =
         raw = {"crown-ibp": crown_ibp(net, box).margins(ys), "crown": crown(net, box).margins(ys)}
         for name, margins in raw.items():
             counts[name] += int((worst(margins, ys) < intervals).sum())
-        counts["cascade"] += int((Proof(net, box, ys).ask("crown") < intervals).sum())
+        counts["cascade"] += int((Proof(net, box, ys).tighten("crown") < intervals).sum())
     return {
         "eps": eps,
         "images": images,
@@ -53,7 +53,7 @@ def throughput(net: nn.Module, x: Tensor, y: Tensor, eps: float = 0.3) -> dict[s
         began = time.perf_counter()
         robust = 0
         for xs, ys in zip(x[:images].split(size), y[:images].split(size), strict=True):
-            robust += int((Proof(net, Box.ball(xs, eps), ys).ask(name) > 0).sum())
+            robust += int((Proof(net, Box.ball(xs, eps), ys).tighten(name) > 0).sum())
         seconds = time.perf_counter() - began
         found[name] = {"images": images, "seconds": round(seconds, 1), "robust": robust}
         print(name, found[name], flush=True)

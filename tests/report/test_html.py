@@ -21,6 +21,7 @@ from advibp.report.sections import ChartSection, Series, TableSection
 from advibp.report.shown_images import Source
 from advibp.runs.run_files import RunFiles, read_run
 from advibp.verify.records import RecordFile
+from advibp.verify.verifiers import VERIFIERS, Proof, Verifier
 from conftest import Browser
 
 _HOSTILE = (
@@ -270,6 +271,36 @@ def test_folders_with_little_in_them(browser: Browser, tmp_path: Path, trained: 
         assert ("Nothing is certified yet" in text) == (folders == [begun])
         assert ("no images are shown" in text) == (lost in folders)
         assert ("nowhere.npz" in browser.text("#main")) == (lost in folders)
+
+
+def test_the_page_shows_a_verifier_that_is_added_to_the_table(
+    browser: Browser, tmp_path: Path, trained: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(VERIFIERS, "newest", Verifier(label="Newest verifier", tighten=Proof.ibp))
+    path = tmp_path / "run"
+    (path / "certify").mkdir(parents=True)
+    shutil.copy(trained["first"] / "recipe.yaml", path)
+    summary = {
+        "percent": {"0.1": {"standard_error": 10.0, "pgd_error": 20.0, "verified_error": 40.0}},
+        "by": ["newest", "ibp"],
+        "images": 10,
+        "attack": "pgd steps=1",
+        "flow": {
+            "0.1": [
+                {"by": by, "verdict": verdict, "images": images, "seconds": 0.1}
+                for by, verdict, images in (
+                    ("newest", "robust", 2), ("clean", "misclassified", 1), ("ibp", "robust", 4),
+                    ("pgd", "falsified", 1), (None, "unknown", 2),
+                )
+            ]
+        },
+    }  # fmt: skip
+    (path / "certify" / "summary.json").write_text(json.dumps(summary))
+    shown(browser, tmp_path, [read_run(path)])
+    assert browser.errors() == []
+    assert "by IBP and Newest verifier" in browser.text("#glance")
+    stages = browser.run("return [...document.querySelectorAll('#cascade .stage b')].map(node => node.textContent)")
+    assert stages == ["clean pass", "IBP", "PGD attack", "Newest verifier", "still open"]
 
 
 def test_the_command_says_where_the_page_is(

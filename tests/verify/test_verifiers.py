@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -13,13 +14,59 @@ from torch import nn
 from verify_problems import QUICK, problem, verdicts
 
 from advibp import Box, UserError, attacks, certify
-from advibp.verify import Record
-from advibp.verify.verifiers import PROVERS, Proof, in_order
+from advibp.verify import Record, largest_proved_eps
+from advibp.verify.precision import ARITHMETICS
+from advibp.verify.records import RecordFile
+from advibp.verify.verifiers import VERIFIERS, Proof, Verifier, bounding_verifiers, in_order, stage_labels
 
 torch.set_num_threads(1)
 
 SPECS = ("FC 6", "FC 10, FC 8", "Conv 3 2x2+1, FC 6")
-ALL = list(PROVERS)
+ALL = list(bounding_verifiers())
+
+
+# ---- the table
+
+SOURCES = Path(__file__).parents[2] / "src" / "advibp"
+
+
+def test_the_table_is_ordered_and_complete() -> None:
+    before = [row.before_attack for row in VERIFIERS.values()]
+    assert before == sorted(before, reverse=True)
+    assert list(stage_labels()) == ["clean", "ibp", "crown-ibp", "pgd", "apgd", *list(VERIFIERS)[2:]]
+    for row in VERIFIERS.values():
+        assert (row.search is None) != (row.tighten is None)
+        assert (row.cost == "search") == (row.search is not None)
+        assert set(row.arithmetics) <= set(ARITHMETICS)
+
+
+def test_no_other_file_lists_the_verifiers() -> None:
+    names = VERIFIERS.keys() - {"ibp", "crown-ibp"}  # those are also training methods
+    files = [path for path in SOURCES.rglob("*") if path.suffix in (".py", ".js", ".html")]
+    lists = []
+    for path in files:
+        text = path.read_text("utf-8")
+        quoted = {name for name in names if f'"{name}"' in text} | set(re.findall(r"^ *(\w+):", text, re.M)) & names
+        if len(quoted) > 2:
+            lists.append(path.relative_to(SOURCES).as_posix())
+    # The second one selects the verifiers of a table of the paper.
+    assert sorted(lists) == ["reproduce/post_verification.py", "verify/verifiers.py"]
+
+
+def test_a_row_of_the_table_is_all_that_a_new_verifier_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    net, x, y = problem(3)
+    row = Verifier(label="Twin of CROWN", tighten=Proof.crown, arithmetics=("real",))
+    monkeypatch.setitem(VERIFIERS, "twin", row)
+    known = {r.index: r.verdict for r in certify(net, x, y, 0.04, by="crown", arithmetic="real", attack=QUICK).records}
+    new = certify(net, x, y, 0.04, by=["twin", "ibp"], arithmetic="real", attack=QUICK, out=tmp_path)
+    assert {r.index: r.verdict for r in new.records} == known
+    assert "twin" in {r.by for r in new.records}
+    assert RecordFile.open(tmp_path / "records.jsonl").records
+    assert new.asked(0.04) == ["ibp", "twin"]
+    with pytest.raises(UserError, match="'twin' proves in real arithmetic, not in float64"):
+        certify(net, x, y, 0.04, by="twin", attack=QUICK)
+    with pytest.raises(UserError, match="'twin' proves in real arithmetic, not in float64"):
+        largest_proved_eps(net, x, y, by=["twin"])
 
 
 # ---- provers
@@ -36,13 +83,13 @@ def test_an_answer_is_never_below_that_of_a_cheaper_prover(seed: int, spec: str,
     margins = output.gather(2, y.view(1, -1, 1).expand(200, -1, 1)) - output
     before = proof.margins
     for name in ALL:
-        smallest = proof.ask(name)
+        smallest = proof.tighten(name)
         assert (proof.margins >= before).all()
         assert (proof.margins <= margins.amin(0) + 1e-9).all()
         assert (proof.margins[torch.arange(4), y] == 0).all()
         assert torch.equal(smallest, proof.margins.scatter(1, y[:, None], torch.inf).amin(1))
         alone = Proof(net, Box.ball(x, eps), y)
-        assert (alone.ask(name) <= smallest + 1e-9).all()
+        assert (alone.tighten(name) <= smallest + 1e-9).all()
         before = proof.margins
 
 
@@ -54,11 +101,11 @@ def test_a_proof_of_some_images_goes_on_as_one_of_all(seed: int, spec: str) -> N
     keep = torch.tensor([3, 1])
     for before, after in (("ibp", "crown"), ("crown-ibp", "crown"), ("crown", "alpha-crown"), ("crown", "deepz")):
         whole = Proof(net, Box.ball(x, 0.05), y)
-        whole.ask(before)
+        whole.tighten(before)
         taken = whole.take(keep)
         assert torch.equal(taken.margins, whole.margins[keep])
         assert torch.equal(taken.y, y[keep])
-        torch.testing.assert_close(taken.ask(after), whole.ask(after)[keep], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(taken.tighten(after), whole.tighten(after)[keep], rtol=1e-9, atol=1e-9)
     nobody = whole.take(torch.tensor([], dtype=torch.int64))
     assert nobody.margins.shape == (0, 3)
 

@@ -7,7 +7,7 @@ import json
 import math
 from pathlib import Path
 from statistics import median
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from rich.markup import escape
@@ -31,10 +31,10 @@ from advibp.verify import Attack, Certificate, certify, largest_proved_eps
 from advibp.verify.argument_checks import check_eps
 from advibp.verify.attack_all import attack_all
 from advibp.verify.certification import arithmetic_of
+from advibp.verify.precision import ARITHMETICS
 from advibp.verify.radius import curve, radii
-from advibp.verify.records import Arithmetic
 from advibp.verify.summary import summary
-from advibp.verify.verifiers import COMPLETE, VERIFIERS, in_order
+from advibp.verify.verifiers import VERIFIERS, complete_verifiers, in_order, searches
 
 
 def run_options(run_parser: argparse.ArgumentParser, command: Any) -> None:
@@ -53,14 +53,14 @@ def run_options(run_parser: argparse.ArgumentParser, command: Any) -> None:
             action="store_const",
             dest="by",
             const=["complete"],
-            help="leave nothing open but for time: --by " + " ".join(COMPLETE),
+            help="leave nothing open but for time: --by " + " ".join(complete_verifiers()),
         )
         _arithmetic_option(run_parser)
         run_parser.add_argument(
             "--budget",
             type=float,
             metavar="SECONDS",
-            help="per image; then it is a timeout. Default: none; 60 with refinezono, bab or milp",
+            help=f"per image; then it is a timeout. Default: none; 60 with {', '.join(searches())}",
         )
         run_parser.add_argument("--sample", type=count, metavar="N", help="N test images, by chance and --seed")
         run_parser.add_argument("--workers", type=count, default=1, help="processes, of one thread each")
@@ -96,7 +96,7 @@ def run_options(run_parser: argparse.ArgumentParser, command: Any) -> None:
 def _arithmetic_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--arithmetic",
-        choices=get_args(Arithmetic),
+        choices=ARITHMETICS,
         help="what proofs cover: every evaluation in the network's own type, whatever the order of its sums (default), "
         "or real, the bounds that papers report, which ignore rounding",
     )

@@ -20,7 +20,7 @@ from advibp.runs.sweep import Examination, Loaded, Sweep, combined, markdown, sw
 from advibp.runs.training_display import Display, Live
 from advibp.storage import checkpoint
 from advibp.verify import Attack
-from advibp.verify.verifiers import PROVERS
+from advibp.verify.verifiers import bounding_verifiers
 
 
 def sweep_options(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,7 @@ def sweep_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="runs/sweep", metavar="DIR", help="folder of the runs (default: runs/sweep)")
     parser.add_argument("--recipe", help="a shipped recipe or a YAML file; options given here win")
     parser.add_argument("--test-eps", nargs="+", type=fraction, help="radii to certify at; default: each run's eps")
-    names = ", ".join(PROVERS)
+    names = ", ".join(bounding_verifiers())
     parser.add_argument("--by", nargs="+", default=["ibp"], metavar="PROVER", help=f"who may prove: {names}")
     parser.add_argument("--pgd-steps", type=count, default=40, help="steps of the attack that judges (default: 40)")
     parser.add_argument("--sample", type=count, metavar="N", help="N of these images, by chance")

@@ -18,6 +18,7 @@ from advibp.report.naming import names_of
 from advibp.report.sections import TableSection
 from advibp.report.watching import epochs_of
 from advibp.runs.run_files import Certification, Errors, RunFiles
+from advibp.verify.verifiers import stage_position
 
 #: More runs than this are rows, not columns.
 COLUMNS = 4
@@ -201,8 +202,7 @@ def rows_at(told: Sequence[Certified], eps: str) -> list[Row]:
         Row("standard error", _shares([e.standard if e else None for e in errors])),
         Row("error under attack", _shares([e.attack if e else None for e in errors])),
     ]
-    # The longest list first: it has the order in which they are asked.
-    asked = dict.fromkeys(name for e in sorted(known, key=lambda e: -len(e.verified)) for name in e.verified)
+    asked = sorted({name for e in known for name in e.verified}, key=stage_position)
     rows += [
         Row(f"not proved by {name}", _shares([e.verified.get(name) if e else None for e in errors])) for name in asked
     ]

@@ -12,6 +12,7 @@ from typing import Any
 from advibp.runs.run_files import Certification, Errors, RunFiles
 from advibp.verify.radius import Radius, curve
 from advibp.verify.records import Certificate, Record
+from advibp.verify.verifiers import stage_position
 
 # What is drawn of each epoch, if it was logged.
 METRICS = (
@@ -114,7 +115,7 @@ def certified_facts(certified: Certification) -> dict[str, Any]:
         "curve": _curve(certified.radii),
         "radii": [[short(r.proved), short(r.broken)] for r in certified.radii if r.prediction == r.label],
         "radiiOf": len(certified.radii),
-        "radiiBy": " ".join(sorted(asked)),
+        "radiiBy": " ".join(sorted(asked, key=stage_position)),
     }
 
 

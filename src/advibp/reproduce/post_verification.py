@@ -15,8 +15,10 @@ from advibp.reproduce.cells import beside, comparable, notes, spread, three_colu
 from advibp.reproduce.plan import Plan
 from advibp.reproduce.published import Published, find
 from advibp.reproduce.wanted import MNIST, Ask, Wanted, look, told, want
+from advibp.verify.verifiers import VERIFIERS, in_order
 
-_BY = {"ibp": "IBP", "crown": "CROWN", "alpha-crown": "alpha-CROWN", "refinezono": "RefineZono", "bab": "", "milp": ""}
+_BY = tuple(in_order(("ibp", "crown", "alpha-crown", "refinezono", "bab", "milp")))
+_COLUMNS = {name: VERIFIERS[name].label for name in _BY if name not in ("bab", "milp")}  # those are in `complete`
 _IN_PAPER = ("IBP", "RefineZono")  # verifiers of the paper's table
 _MODELS = ("dm-small", "dm-medium", "dm-large")
 _METHODS = ("crown-ibp", "advibp")
@@ -38,7 +40,7 @@ def _wanted(ask: Ask) -> list[Wanted]:
             method=method,
             eps=eps,
             seed=seed,
-            looks=[look(ask, MNIST.tested(eps, radii), by=tuple(_BY), sample=1000, folder=_FOLDER)],
+            looks=[look(ask, MNIST.tested(eps, radii), by=_BY, sample=1000, folder=_FOLDER)],
         )
         for net in ask.nets(_MODELS)
         for method in ask.rules(_METHODS)
@@ -54,7 +56,7 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
             at = {method: _runs(measured, net, method, eps) for method in ask.rules(_METHODS)}
             rows += [_row(ask, at, net, method, eps) for method in at]
     head = ["eps", "net", "method"]
-    for name in filter(None, _BY.values()):
+    for name in _COLUMNS.values():
         head += three_columns(name) if name in _IN_PAPER else [name]
     head += ["complete", *three_columns("PGD"), "more robust"]
     budget = "1 second" if ask.scale == "tiny" else "60 seconds"
@@ -87,12 +89,12 @@ def _row(ask: Ask, at: dict[str, list[Measured]], net: str, method: str, eps: fl
     row = _published(ask, net, method, eps)
     compare = comparable(ask, MNIST)
     cells: list[str] = []
-    for by, name in _BY.items():
+    for by, name in _COLUMNS.items():
         values = [e.verified[by] for e in errors]
         if name in _IN_PAPER:
             paper, other = _verified(row, name)
             cells += beside(values, paper, compare=compare, paper_by=other)
-        elif name:
+        else:
             cells.append(spread(values))
     cells.append(spread([e.best for e in errors]))
     cells += beside([e.attack for e in errors], row.attack if row else None, compare=compare)

@@ -14,7 +14,7 @@ from advibp.methods import METHODS
 from advibp.recipe import Recipe, read
 from advibp.runs.sweep import Examination
 from advibp.verify import Attack
-from advibp.verify.verifiers import SEARCHES
+from advibp.verify.verifiers import searches
 
 T = TypeVar("T")
 
@@ -227,7 +227,7 @@ def look(
     folder: str | None = None,
 ) -> Look:
     """An examination at the scale that was asked for: PGD of `steps`, 60 seconds an image where there is a search."""
-    tiny, searching = ask.scale == "tiny", any(name in SEARCHES for name in by)
+    tiny, searching = ask.scale == "tiny", any(name in searches() for name in by)
     return Look(
         examination=Examination(
             eps=tuple(eps),

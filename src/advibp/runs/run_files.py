@@ -19,7 +19,8 @@ from advibp.errors import UserError
 from advibp.storage.json_lines import read_lines
 from advibp.storage.run_folder import RunFolder
 from advibp.verify.radius import Radius
-from advibp.verify.records import Certificate, Decided, Record, place, verified_errors
+from advibp.verify.records import Certificate, Decided, Record, verified_errors
+from advibp.verify.verifiers import stage_position
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Certification:
             told, asked, images = self.summary["percent"][f"{eps:g}"], self.summary["by"], self.summary["images"]
         flow = self.flow(eps)
         proved = {d.by for d in flow if d.verdict == "robust" and d.by}
-        asked = sorted({*asked, *proved}, key=place)  # a summary may name those alone who were asked last
+        asked = sorted({*asked, *proved}, key=stage_position)  # a summary may name those alone who were asked last
         verified = {name: 100 * share for name, share in verified_errors(flow, asked).items()} if flow else {}
         # What is said of all verifiers together was rounded, or not, by one rule.
         verified |= dict.fromkeys(asked[-1:], told["verified_error"])

@@ -26,11 +26,9 @@ from advibp.execution.own_copy import run_on_copy
 from advibp.storage import checkpoint
 from advibp.verify.attack_options import Attack
 from advibp.verify.exact.question import PROVED, Question
-from advibp.verify.records import Arithmetic, Record, Verdict
-from advibp.verify.verifiers import PROVERS, SEARCHES, Proof
-
-#: Provers that cost less than an attack come before it.
-_BEFORE_ATTACK = ("ibp", "crown-ibp")
+from advibp.verify.precision import Arithmetic
+from advibp.verify.records import Record, Verdict
+from advibp.verify.verifiers import VERIFIERS, Proof, searches
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,8 @@ class Cascade:
 
     @property
     def stages(self) -> list[str]:
-        cheap = [name for name in self.by if name in _BEFORE_ATTACK]
-        return [*cheap, "attack", *(name for name in self.by if name not in _BEFORE_ATTACK)]
+        before = [name for name in self.by if VERIFIERS[name].before_attack]
+        return [*before, "attack", *(name for name in self.by if name not in before)]
 
     def decide(self, x: Tensor, y: Tensor, indices: list[int], prints: list[str], eps: float) -> list[Record]:
         """Records for a batch, stage by stage; each gets the images that nobody has decided yet."""
@@ -83,9 +81,10 @@ class Cascade:
                 self._break(batch)
             else:
                 self._prove(batch, stage)
-            if stage in SEARCHES and len(batch.left):
+            if stage in searches() and len(batch.left):
                 self._search(batch, stage)
-            if stage not in (*_BEFORE_ATTACK, self.stages[-1]):  # an image is attacked whatever its budget
+            attacked = stage == "attack" or not VERIFIERS[stage].before_attack
+            if attacked and stage != self.stages[-1]:  # an image is attacked whatever its budget
                 late = batch.seconds[batch.left.cpu()] > self.budget
                 batch.decide(late.to(device), "timeout", None)
         self._note_real_proofs(batch)
@@ -166,12 +165,12 @@ class Cascade:
         rows = batch.left
         proof = Proof(self.net, Box.ball(batch.x[rows], batch.eps), batch.y[rows])
         # Linear bounds are asked again only where what they lost to rounding may have decided.
-        near = (proof.ask("ibp") > 0) | (batch.proof.ask("ibp") + 2 * batch.proof.lost > 0)
+        near = (proof.tighten("ibp") > 0) | (batch.proof.tighten("ibp") + 2 * batch.proof.lost > 0)
         if bool(near.any()):
             rows, proof = rows[near], proof.take(torch.nonzero(near).flatten())
-            for stage in (name for name in self.by if name in PROVERS and name != "deepz"):
-                proof.ask(stage)
-            known = zip(rows.tolist(), proof.ask("ibp").tolist(), strict=True)
+            for stage in (name for name in self.by if VERIFIERS[name].cost == "batch"):
+                proof.tighten(stage)
+            known = zip(rows.tolist(), proof.tighten("ibp").tolist(), strict=True)
             batch.real_margins |= {i: margin for i, margin in known if margin > 0}
 
     @torch.no_grad()
@@ -179,11 +178,11 @@ class Cascade:
         with batch.timed():
             if batch.proof is None:
                 batch.proof = Proof(self.net, self._inputs(batch.x[batch.left], batch.eps), batch.y[batch.left])
-            prover = stage if stage in PROVERS else "ibp"
-            margins = batch.proof.ask(prover)
+            prover = "ibp" if stage in searches() else stage
+            margins = batch.proof.tighten(prover)
         batch.margin(batch.left, margins)
         # A NaN margin proves nothing. In real arithmetic what a search starts from meets the search's own threshold.
-        enough = 0.0 if stage in PROVERS or self.arithmetic != "real" else PROVED
+        enough = PROVED if stage in searches() and self.arithmetic == "real" else 0.0
         batch.decide(margins > enough, "robust", prover)
 
     @torch.no_grad()
@@ -206,7 +205,7 @@ class Cascade:
                 question = Question.robustness(
                     self.net, batch.x[row : row + 1], label, batch.eps, len(known), real
                 ).about([k for k, margin in enumerate(margins) if not margin > enough])
-                answer = SEARCHES[stage](question, seconds=left if last else left / 2)  # others want time too
+                answer = searches()[stage](question, seconds=left if last else left / 2)  # others want time too
             batch.margin(one, torch.tensor([min([answer.margin, *(m for m in margins if m > enough)])]))
             if answer.counterexample is not None:
                 self._keep(batch, one, answer.counterexample)

@@ -31,10 +31,10 @@ from advibp.verify.argument_checks import (
 from advibp.verify.arguments import USAGE, Images, images_and_radii
 from advibp.verify.attack_options import Attack, check_attack
 from advibp.verify.cascade import Cascade, check_labels
-from advibp.verify.precision import check_types, full_precision
-from advibp.verify.records import Arithmetic, Certificate, Record, RecordFile
+from advibp.verify.precision import Arithmetic, check_types, full_precision
+from advibp.verify.records import Certificate, Record, RecordFile
 from advibp.verify.selftest import FEW, check_function
-from advibp.verify.verifiers import SEARCHES, in_order
+from advibp.verify.verifiers import check_arithmetic, in_order, searches
 from advibp.verify.workers import in_workers
 
 #: Per image, where a verifier may search for hours and nobody said how long.
@@ -88,7 +88,7 @@ def certify(
     check_net(net, images, USAGE)
     images, radii = images_and_radii(images, list(given), eps)
     provers = in_order(by)
-    searching = any(name in SEARCHES for name in provers)
+    searching = any(name in searches() for name in provers)
     budget = SEARCH_SECONDS if budget is None and searching else budget
     seconds = math.inf if budget is None else check_seconds("budget", budget, "seconds per image")
     batch_size, workers = check_whole("batch_size", batch_size, 1), check_whole("workers", workers, 1)
@@ -101,6 +101,7 @@ def certify(
         counting = held.enter_context(Counting("certifying"))
         net.eval()
         kind, weights = arithmetic_of(net, arithmetic), weights_of(net)
+        check_arithmetic(provers, kind)
         model = check(net, images)
         cascade = Cascade(net, provers, attack or Attack(), folder, seed, model, seconds, kind, weights)
         if searching:

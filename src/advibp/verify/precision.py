@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
 from advibp.bounds.domain import is_low
 from advibp.errors import UserError
+
+#: What a proof covers: every evaluation of the network in a floating-point type, or the function of real numbers that
+#: its weights define. Bounds in real arithmetic ignore rounding errors, as papers report them.
+Arithmetic = Literal["float32", "float64", "real"]
+ARITHMETICS: tuple[str, ...] = get_args(Arithmetic)
 
 
 @contextmanager

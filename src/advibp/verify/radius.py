@@ -32,10 +32,9 @@ from advibp.verify.arguments import Images, readable
 from advibp.verify.attack_options import Attack, check_attack
 from advibp.verify.cascade import chance
 from advibp.verify.certification import Progress, arithmetic_of, check, fingerprints, weights_of
-from advibp.verify.precision import full_precision
-from advibp.verify.records import ARITHMETICS
+from advibp.verify.precision import ARITHMETICS, full_precision
 from advibp.verify.selftest import check_function
-from advibp.verify.verifiers import PROVERS, Proof, in_order
+from advibp.verify.verifiers import Proof, bounding_verifiers, check_arithmetic, in_order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,12 +96,15 @@ def largest_proved_eps(
     check_net(net, x, "largest_proved_eps(net, x, y)")
     if not is_finite(tolerance) or not tolerance >= 0:
         raise UserError(f"tolerance is {shortened(tolerance)}, but must be a number of at least 0, such as 1e-4.")
+    provers = in_order(by, list(bounding_verifiers()))
     with full_precision(), modes_kept(net):
         net.eval()
-        real = arithmetic_of(net, arithmetic) == "real"
+        kind = arithmetic_of(net, arithmetic)
+        check_arithmetic(provers, kind)
         if len(x):
             check_function(net, x)
-        return _bisected(net, x, y, by, x.new_ones(len(x)) if most is None else most, real, tolerance)
+        most = x.new_ones(len(x)) if most is None else most
+        return _bisected(net, x, y, provers, most, kind == "real", tolerance)
 
 
 def _bisected(
@@ -128,8 +130,8 @@ def _proved(net: nn.Module, inputs: Box | Rounded, y: Tensor, by: Sequence[str])
     """Which images are proved (B,), asking the next prover only for those that the last one left."""
     proof, left = Proof(net, inputs, y), torch.arange(len(y), device=y.device)
     holds = torch.zeros(len(y), dtype=torch.bool, device=y.device)
-    for prover in in_order(by, tuple(PROVERS)):
-        done = proof.ask(prover) > 0
+    for prover in by:
+        done = proof.tighten(prover) > 0
         holds[left[done]] = True
         if bool(done.all()):
             break
@@ -184,12 +186,13 @@ def radii(
     check_attack(attack)
     check_callable("progress", progress, "progress(eps, done, total)")
     images, folder = readable(images), check_folder("out", out)
-    provers, attack = in_order(by, tuple(PROVERS)), attack or Attack()
+    provers, attack = in_order(by, list(bounding_verifiers())), attack or Attack()
     batch_size, seed = check_whole("batch_size", batch_size, 1), check_whole("seed", seed)
     found: list[Radius] = []
     with full_precision(), modes_kept(net), ExitStack() as held, Counting("bisecting") as counting, torch.no_grad():
         net.eval()
         kind, weights = arithmetic_of(net, arithmetic), weights_of(net)
+        check_arithmetic(provers, kind)
         asked = {"provers": " ".join(provers), "attack": f"{attack} seed={seed}", "arithmetic": kind}
         asked["model"] = check(net, images)
         if folder:

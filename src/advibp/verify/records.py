@@ -8,18 +8,16 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from advibp.storage import checkpoint
 from advibp.storage.json_lines import Fields, parse_line, to_line
-from advibp.verify.attack_options import Attack, Kind
+from advibp.verify.attack_options import Attack
+from advibp.verify.precision import ARITHMETICS
+from advibp.verify.verifiers import ATTACKS, VERIFIERS, searches, stage_position
 
 Verdict = Literal["robust", "falsified", "misclassified", "unknown", "timeout", "error"]
-#: What a proof is about: every evaluation of the network in a type, or the network of real numbers that its weights
-#: define. In real arithmetic bounds are computed without regard to rounding, as papers report them.
-Arithmetic = Literal["float32", "float64", "real"]
 VERDICTS: tuple[Verdict, ...] = ("robust", "falsified", "misclassified", "unknown", "timeout", "error")
-ARITHMETICS: tuple[str, ...] = get_args(Arithmetic)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +51,7 @@ class Record:
         check.integer("prediction", 0)
         check.choice("verdict", VERDICTS)
         verdict = content["verdict"]
-        check.choice("by", _DECIDERS[verdict], f" for the verdict {verdict}")
+        check.choice("by", _deciders(verdict), f" for the verdict {verdict}")
         check.number_or_none("lower_margin")
         if "real_margin" in content:
             check.number_or_none("real_margin")
@@ -64,7 +62,7 @@ class Record:
         if "arithmetic" in content:
             check.choice("arithmetic", ARITHMETICS)
         record = cls(**content)
-        if strange := sorted(set(record.provers.split()) - set(STAGES)):
+        if strange := sorted(set(record.provers.split()) - VERIFIERS.keys()):
             raise ValueError(f"provers names {strange[0]!r}, which is no verifier")
         if record.verdict == "robust" and record.lower_margin is not None and not record.lower_margin > 0:
             raise ValueError(f"lower_margin is {record.lower_margin}, but must be above 0 for the verdict robust")
@@ -119,36 +117,24 @@ class RecordFile:
         self._lines += len(records)
 
 
-#: All that may decide, in the order in which they are asked.
-STAGES = (
-    "clean", "ibp", "crown-ibp", *get_args(Kind), "crown", "deepz", "alpha-crown", "refinezono", "bab", "milp"
-)  # fmt: skip
-
-_ATTACKS: tuple[str, ...] = get_args(Kind)
-#: Who may give a verdict.
-_DECIDERS: dict[Verdict, tuple[str | None, ...]] = {
-    "robust": tuple(stage for stage in STAGES if stage not in ("clean", *_ATTACKS)),
-    "falsified": (*_ATTACKS, "refinezono", "bab", "milp"),
-    "misclassified": ("clean",),
-    "unknown": (None,),
-    "timeout": (None,),
-    "error": ("clean",),
-}
 _FIELDS = [f.name for f in fields(Record)]
 _REQUIRED = [f.name for f in fields(Record) if f.default is MISSING]
 
 
-def place(stage: str | None) -> int:
-    """Of a stage in the cascade; nobody comes last."""
-    return STAGES.index(stage) if stage in STAGES else len(STAGES)
+def _deciders(verdict: Verdict) -> tuple[str | None, ...]:
+    """The stages that can give a verdict; None if no stage decides it."""
+    if verdict in ("unknown", "timeout"):
+        return (None,)
+    deciders = {"robust": (*VERIFIERS,), "falsified": (*ATTACKS, *searches())}
+    return deciders.get(verdict, ("clean",))
 
 
 def verified_errors(flow: Iterable[Decided], asked: Iterable[str]) -> dict[str, float]:
     """The share of images that is not proved by a verifier or one before it, for each that was asked."""
     flow = list(flow)
     total = sum(d.images for d in flow)
-    proved = [(place(d.by), d.images) for d in flow if d.verdict == "robust"]
-    return {name: 1 - sum(n for at, n in proved if at <= place(name)) / total for name in asked}
+    proved = [(stage_position(d.by), d.images) for d in flow if d.verdict == "robust"]
+    return {name: 1 - sum(n for at, n in proved if at <= stage_position(name)) / total for name in asked}
 
 
 def _line(record: Record) -> str:
@@ -185,7 +171,7 @@ class Certificate:
         """
         counts = self.counts(eps)
         total = counts.total()
-        attacked = sum(r.eps == eps and r.verdict == "falsified" and r.by in _ATTACKS for r in self.records)
+        attacked = sum(r.eps == eps and r.verdict == "falsified" and r.by in ATTACKS for r in self.records)
         wrong = counts["misclassified"] + counts["error"]  # NaN is no right answer either
         return {
             "standard_error": wrong / total,
@@ -204,10 +190,11 @@ class Certificate:
         proved by a verifier that comes before the attack, were not attacked.
         """
         made: dict[str, dict[str, int]] = {}
+        not_attacked = {"clean", *(name for name, row in VERIFIERS.items() if row.before_attack)}
         for r in self.records:
-            if place(r.by) >= place("pgd"):
+            if r.by not in not_attacked:
                 counts = made.setdefault(r.attack, {"broken": 0, "unbroken": 0})
-                counts["broken" if r.by in _ATTACKS else "unbroken"] += 1
+                counts["broken" if r.by in ATTACKS else "unbroken"] += 1
         return dict(sorted(made.items(), key=lambda item: -sum(item[1].values())))
 
     def attack(self, asked: Attack | str = "") -> str:
@@ -235,7 +222,7 @@ class Certificate:
             Decided(by=by, verdict=verdict, images=len(took), seconds=sum(took) / len(took))
             for (by, verdict), took in seconds.items()
         ]
-        return sorted(decided, key=lambda d: (place(d.by), VERDICTS.index(d.verdict)))
+        return sorted(decided, key=lambda d: (stage_position(d.by), VERDICTS.index(d.verdict)))
 
     def asked(self, eps: float, also: Iterable[str] = ()) -> list[str]:
         """Who was asked for proofs, cheapest first, and `also` these.
@@ -243,9 +230,9 @@ class Certificate:
         Not who was passed over about an image that a later one proved: nobody knows what it proves by itself.
         """
         names = {*also, *(name for r in self.records if r.eps == eps for name in r.provers.split())}
-        later = {(r.provers, place(r.by)) for r in self.records if r.eps == eps and r.verdict == "robust"}
-        passed = {name for provers, at in later for name in names - {*provers.split()} if place(name) < at}
-        return sorted(names - passed, key=place)
+        later = {(r.provers, stage_position(r.by)) for r in self.records if r.eps == eps and r.verdict == "robust"}
+        passed = {name for provers, at in later for name in names - {*provers.split()} if stage_position(name) < at}
+        return sorted(names - passed, key=stage_position)
 
     def rows(self) -> list[list[str]]:
         """Header and one row per eps, as text."""

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from advibp.verify.attack_options import Attack
-from advibp.verify.records import Certificate, place
+from advibp.verify.records import Certificate
+from advibp.verify.verifiers import stage_position
 
 
 def summary(
@@ -35,7 +36,7 @@ def summary(
         "attack": certificate.attack(attack),
         "attacks": certificate.attacks(),
         "weights": certificate.weights,  # their fingerprint
-        "by": sorted(everyone.intersection(*known), key=place),
+        "by": sorted(everyone.intersection(*known), key=stage_position),
         "arithmetic": arithmetic,  # that the proofs cover
         "images": certificate.counts(radii[0]).total(),
         "sample": sample,  # None: all of them, or the first ones

@@ -1,14 +1,17 @@
-"""Who can prove an image robust, cheapest first, and what they proved of a batch so far.
+"""The table of verifiers, and the bounds that they compute for a batch of images.
 
-Each answer is the maximum, class by class, of all provers asked so far, and linear bounds start from interval bounds:
-what a cheaper prover proved stays proved. Searches, which take one image at a time, are asked about the classes that
-are left.
+`VERIFIERS` is the only list of verifiers. It is ordered by cost. The cascade, the records, the summary, the command
+line, `reproduce` and the report page read it. To add a verifier, add a row.
+
+Every verifier keeps, class by class, the maximum of its margins and those of the verifiers that ran before it, and
+linear bounds start from interval bounds. A later verifier therefore never loses a proof of an earlier one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,35 +23,41 @@ from advibp.bounds.rounded import Rounded
 from advibp.bounds.zonotope import Zonotope
 from advibp.errors import UserError
 from advibp.execution.own_copy import run_on_copy
+from advibp.verify.attack_options import Kind
 from advibp.verify.exact.branch_and_bound import branch
 from advibp.verify.exact.milp import milp
 from advibp.verify.exact.question import Answer, Question
 from advibp.verify.exact.refinezono import refinezono
 from advibp.verify.ibp_margins import worst
+from advibp.verify.precision import ARITHMETICS
 
 
 class Proof:
-    """Lower bounds of the margins (B, K) over a box of images, and what they were computed from."""
+    """Lower bounds of the margins (B, K) of a batch of images, and the bounds that they were computed from."""
 
     def __init__(self, net: nn.Module, inputs: Box | Rounded, y: Tensor) -> None:
         """
         Args:
-            net: the network, in evaluation mode.
-            inputs: the sets of images (B, ...): Rounded for a proof about the network as it runs.
-            y: labels (B,).
+            net: The network, in evaluation mode.
+            inputs: The balls around the images (B, ...). `Rounded` for a proof that covers rounding errors.
+            y: Labels (B,).
         """
         self.net, self.inputs, self.y = net, inputs, y
-        self.margins = run_on_copy(net, inputs).lower_margins(y)  # what every prover starts from
+        self.margins = run_on_copy(net, inputs).lower_margins(y)
         self._linear: LinearBounds | None = None
         self._refined = False
 
-    def ask(self, prover: str) -> Tensor:
-        """The smallest margin of each image (B,) as far as `prover` and those before it can tell; robust iff > 0."""
-        PROVERS[prover](self)
+    def tighten(self, verifier: str) -> Tensor:
+        """Tighten the margins by a verifier of `bounding_verifiers()`.
+
+        Returns:
+            The smallest margin of each image (B,). The image is robust if it is above 0.
+        """
+        bounding_verifiers()[verifier](self)
         return worst(self.margins, self.y)
 
     def take(self, keep: Tensor) -> Proof:
-        """The same for some of the images, by their numbers."""
+        """Select images by their positions `keep`."""
         taken = object.__new__(Proof)
         taken.net, taken.inputs, taken.y = self.net, _take(self.inputs, keep), self.y[keep]
         taken.margins, taken._refined = self.margins[keep], self._refined
@@ -56,27 +65,30 @@ class Proof:
         return taken
 
     def _improve(self, margins: Tensor) -> None:
-        # A NaN proves nothing, and must not take the place of a proof.
+        # A comparison with NaN is false, so a NaN never replaces a margin.
         self.margins = torch.where(margins > self.margins, margins, self.margins)
 
     @property
     def lost(self) -> Tensor | float:
-        """What rounding took from the linear margins of each image at most, (B,)."""
+        """Upper bound of what rounding errors cost the linear margins of each image (B,)."""
         return 0.0 if self._linear is None else self._linear.lost
 
     @property
     def linear(self) -> LinearBounds:
+        """Linear bounds, recorded on first use."""
         if self._linear is None:
             self._linear = LinearBounds(self.net, self.inputs)
         return self._linear
 
     def ibp(self) -> None:
-        """Margins by intervals: already there."""
+        """IBP margins, which the constructor has computed."""
 
     def crown_ibp(self) -> None:
+        """CROWN margins from the intermediate bounds of IBP."""
         self._improve(self.linear.margins(self.y))
 
     def crown(self) -> None:
+        """CROWN margins from the intermediate bounds of CROWN."""
         if not self._refined:
             if self._linear is None:
                 self.crown_ibp()
@@ -85,54 +97,122 @@ class Proof:
         self._improve(self.linear.margins(self.y))
 
     def deepz(self) -> None:
-        """A zonotope of one image at a time: its symbols are many."""
-        found = []
+        """Zonotope margins, one image at a time because a zonotope has many noise symbols."""
+        margins = []
         for k in range(len(self.y)):
             one = _take(self.inputs, slice(k, k + 1))
             zonotope = one.zonotope() if isinstance(one, Rounded) else Zonotope.from_box(one)
-            found.append(self.net(zonotope).lower_margins(self.y[k : k + 1]))
-        self._improve(torch.cat(found))
+            margins.append(self.net(zonotope).lower_margins(self.y[k : k + 1]))
+        self._improve(torch.cat(margins))
 
     def alpha_crown(self) -> None:
+        """CROWN margins with optimized slopes."""
         self.crown()
         self._improve(alpha_margins(self.linear, self.y))
 
 
 def _take(inputs: Box | Rounded, keep: Tensor | slice) -> Box | Rounded:
-    """The sets of some of the images."""
+    """Select the balls of some images."""
     return inputs.take(keep) if isinstance(inputs, Rounded) else Box(inputs.center[keep], inputs.radius[keep])
 
 
-#: Of whole batches; cheapest first.
-PROVERS: dict[str, Callable[[Proof], None]] = {
-    "ibp": Proof.ibp,
-    "crown-ibp": Proof.crown_ibp,
-    "crown": Proof.crown,
-    "deepz": Proof.deepz,
-    "alpha-crown": Proof.alpha_crown,
-}
-
-
 class Search(Protocol):
-    """Takes its time for one image; `bab` and `milp` may find a counterexample, and given time they find out."""
+    """A verifier for one image with a time limit. It may return a counterexample."""
 
     def __call__(self, question: Question, *, seconds: float) -> Answer: ...
 
 
-#: Of one image at a time; cheapest first.
-SEARCHES: dict[str, Search] = {"refinezono": refinezono, "bab": branch, "milp": milp}
+@dataclass(frozen=True, kw_only=True)
+class Verifier:
+    """A row of the table of verifiers.
 
-VERIFIERS = (*PROVERS, *SEARCHES)
-#: Who is asked by the name `complete`: nothing stays open but for time.
-COMPLETE = ("ibp", "crown-ibp", "crown", "alpha-crown", "bab", "milp")
+    Attributes:
+        label: Name in tables and on the report page. Options and records use the key in `VERIFIERS`.
+        cost: "batch" if all images of a batch are bounded together, "image" if they are bounded one by one, "search" if
+            each image may take up to `budget` seconds.
+        before_attack: Whether it runs before the attack, because it costs less.
+        in_complete: Whether `by="complete"` includes it.
+        arithmetics: What its proofs can cover: rounding in float32 or float64, or real numbers.
+        tighten: Tightens the margins of a `Proof`. None for a search.
+        search: Decides one image. None for the other verifiers.
+    """
+
+    label: str
+    cost: Literal["batch", "image", "search"] = "batch"
+    before_attack: bool = False
+    in_complete: bool = False
+    arithmetics: tuple[str, ...] = ARITHMETICS
+    tighten: Callable[[Proof], None] | None = None
+    search: Search | None = None
 
 
-def in_order(names: str | Sequence[str], among: Sequence[str] = VERIFIERS) -> list[str]:
-    """The verifiers that are asked for, cheapest first."""
+#: All verifiers, cheapest first. Those that run before the attack come first.
+VERIFIERS: dict[str, Verifier] = {
+    "ibp": Verifier(label="IBP", before_attack=True, in_complete=True, tighten=Proof.ibp),
+    "crown-ibp": Verifier(label="CROWN-IBP", before_attack=True, in_complete=True, tighten=Proof.crown_ibp),
+    "crown": Verifier(label="CROWN", in_complete=True, tighten=Proof.crown),
+    "deepz": Verifier(label="DeepZ", cost="image", tighten=Proof.deepz),
+    "alpha-crown": Verifier(label="alpha-CROWN", in_complete=True, tighten=Proof.alpha_crown),
+    "refinezono": Verifier(label="RefineZono", cost="search", search=refinezono),
+    "bab": Verifier(label="branch and bound", cost="search", in_complete=True, search=branch),
+    "milp": Verifier(label="MILP", cost="search", in_complete=True, search=milp),
+}
+#: Names of the attacks in records.
+ATTACKS: tuple[str, ...] = get_args(Kind)
+
+
+def bounding_verifiers() -> dict[str, Callable[[Proof], None]]:
+    """Verifiers that tighten the margins of a `Proof`, cheapest first."""
+    return {name: row.tighten for name, row in VERIFIERS.items() if row.tighten}
+
+
+def searches() -> dict[str, Search]:
+    """Verifiers that search one image at a time, cheapest first."""
+    return {name: row.search for name, row in VERIFIERS.items() if row.search}
+
+
+def complete_verifiers() -> list[str]:
+    """The verifiers of `by="complete"`: they decide every image, given enough time."""
+    return [name for name, row in VERIFIERS.items() if row.in_complete]
+
+
+def stage_labels() -> dict[str, str]:
+    """Labels of all stages of the cascade, in the order in which they run."""
+    before = {name: row.label for name, row in VERIFIERS.items() if row.before_attack}
+    attacks = {name: f"{name.upper()} attack" for name in ATTACKS}
+    after = {name: row.label for name, row in VERIFIERS.items() if not row.before_attack}
+    return {"clean": "clean pass", **before, **attacks, **after}
+
+
+def stage_position(stage: str | None) -> int:
+    """Position of a stage in the cascade. None, for images that no stage decided, comes last."""
+    names = list(stage_labels())
+    return names.index(stage) if stage in names else len(names)
+
+
+def check_arithmetic(names: Sequence[str], arithmetic: str) -> None:
+    """Raise a UserError if the proofs of a verifier can't cover an arithmetic."""
+    for name in names:
+        if arithmetic not in VERIFIERS[name].arithmetics:
+            covered = " or ".join(VERIFIERS[name].arithmetics)
+            raise UserError(f"'{name}' proves in {covered} arithmetic, not in {arithmetic}; leave it out of by.")
+
+
+def in_order(names: str | Sequence[str], among: Sequence[str] = ()) -> list[str]:
+    """Check the names of verifiers and sort them by cost.
+
+    Args:
+        names: One name or several. "complete" stands for `complete_verifiers()`.
+        among: The verifiers to choose from. Default: all.
+
+    Raises:
+        UserError: If a name is unknown, or not in `among`.
+    """
+    among = among or list(VERIFIERS)
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names) or not len(names):
         raise UserError(f"by is {names!r}, but must name verifiers; choose from {', '.join(among)}.")
-    names = [name for given in names for name in (COMPLETE if given == "complete" else [given])]
+    names = [name for each in names for name in (complete_verifiers() if each == "complete" else [each])]
     for name in names:
         if name in VERIFIERS and name not in among:
             raise UserError(f"'{name}' takes one image at a time, too long for this; choose from {', '.join(among)}.")

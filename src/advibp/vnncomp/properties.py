@@ -22,7 +22,7 @@ from advibp.verify.exact.falsify import falsify
 from advibp.verify.exact.question import PROVED, Question, like
 from advibp.verify.precision import check_types, full_precision
 from advibp.verify.selftest import FEW, check_function
-from advibp.verify.verifiers import SEARCHES
+from advibp.verify.verifiers import complete_verifiers, searches
 from advibp.vnncomp.vnnlib.vnnlib_file import Case, Property
 
 Verdict = Literal["sat", "unsat", "unknown", "timeout"]
@@ -74,9 +74,9 @@ def _answer(question: Question, deadline: float) -> tuple[Verdict, Tensor | None
     try:
         if _by_lines(question):
             return "unsat", None, "crown"
-        names = [name for name in ("bab", "milp") if name in SEARCHES]
-        for left, name in zip((2.0, 1.0), names, strict=False):
-            answer = SEARCHES[name](question, seconds=max(0.0, deadline - time.monotonic()) / left)
+        names = [name for name in complete_verifiers() if name in searches()]
+        for left, name in zip(range(len(names), 0, -1), names, strict=True):
+            answer = searches()[name](question, seconds=max(0.0, deadline - time.monotonic()) / left)
             if answer.counterexample is not None:
                 return "sat", answer.counterexample, name
             if answer.robust:

@@ -19,13 +19,14 @@ const SAID = {
   robust: "proved safe", falsified: "broken", unknown: "open", timeout: "out of time", error: "no finite answer",
   misclassified: "wrong already",
 };
-const STAGES = {
-  clean: "no change", ibp: "IBP", "crown-ibp": "CROWN-IBP", pgd: "PGD attack", apgd: "APGD attack", crown: "CROWN",
-  deepz: "DeepZ", "alpha-crown": "α-CROWN", refinezono: "RefineZono", bab: "branch and bound", milp: "MILP",
-  all: "all verifiers",
-};
+// Stages of the cascade, in order. DATA.stages is the table of src/advibp/verify/verifiers.py.
+const STAGES = new Map(DATA.stages.map((stage, position) => [stage.name, { ...stage, position }]));
+const ALL = "all"; // stands for all verifiers together
 const DASHES = ["solid", "dash", "dot", "dashdot"];
-const stageName = (by) => (by == null ? "nobody" : STAGES[by] ?? by);
+const stageName = (by) => (by == null ? "nobody" : by === ALL ? "all verifiers" : STAGES.get(by)?.label ?? by);
+const stagePosition = (by) => STAGES.get(by)?.position ?? STAGES.size; // undecided images come last
+const byStage = (a, b) => stagePosition(a) - stagePosition(b);
+
 
 // An element; strings become text, never markup.
 function el(tag, attributes = {}, ...children) {

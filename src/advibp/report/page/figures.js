@@ -39,10 +39,12 @@ function drawFigure({ node, draw }) {
 
 // ---- The gap between attack and proof ----
 
-const PROVER_SIGNS = { ibp: "diamond", "crown-ibp": "square", crown: "triangle-up", deepz: "triangle-down",
-  "alpha-crown": "star", refinezono: "hexagon", bab: "pentagon", milp: "hourglass", all: "diamond" };
-const GLYPHS = { ibp: "◆", "crown-ibp": "■", crown: "▲", deepz: "▼", "alpha-crown": "★", refinezono: "⬢", bab: "⬟",
-  milp: "⧗", all: "◆" };
+// Plotly's symbol and the character for the key, for the first verifier, the second, ...
+const MARKERS = [["diamond", "◆"], ["square", "■"], ["triangle-up", "▲"], ["triangle-down", "▼"], ["star", "★"],
+  ["hexagon", "⬢"], ["pentagon", "⬟"], ["hourglass", "⧗"], ["cross", "✚"], ["bowtie", "⧓"]];
+const VERIFIERS = [...STAGES.values()].filter((stage) => stage.kind === "verifier").map((stage) => stage.name);
+const [SYMBOL, GLYPH] = [0, 1];
+const marker = (by, part) => MARKERS[Math.max(0, VERIFIERS.indexOf(by)) % MARKERS.length][part];
 
 // Side by side in each group (an eps, a class): from the attack's error up to the proof's, one bar a run.
 function gaps(div, groups, xTitle, foundAt, describe) {
@@ -66,7 +68,7 @@ function gaps(div, groups, xTitle, foundAt, describe) {
     signs((found) => found.standard, "circle-open", 7);
     signs((found) => found.attack, "x-thin", 7);
     for (const by of new Set(points.flatMap((point) => point.found.verified.map(([name]) => name)))) {
-      signs((found) => found.verified.find(([name]) => name === by)?.[1], PROVER_SIGNS[by] ?? "diamond", 8);
+      signs((found) => found.verified.find(([name]) => name === by)?.[1], marker(by, SYMBOL), 8);
     }
   });
   if (!traces.length) return null;
@@ -102,7 +104,7 @@ function classFigure(div) {
 }
 
 function gapKey(provers) {
-  return [["○ standard error"], ["✕ error under attack"], ...provers.map((by) => [`${GLYPHS[by] ?? "◆"} not proved by ${stageName(by)}`]),
+  return [["○ standard error"], ["✕ error under attack"], ...provers.map((by) => [`${marker(by, GLYPH)} not proved by ${stageName(by)}`]),
     [el("i", { class: "swatch gap" }), "the gap: neither proved nor broken"]];
 }
 

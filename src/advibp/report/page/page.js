@@ -132,7 +132,7 @@ function build() {
     if (DATA.entries.length) overEps();
     if (DATA.entries.some((entry) => entry.at.some((at) => at.classes.length))) {
       section("classes", "Class by class", "The same gap for the images of each class, at the chosen eps.")
-        .append(figure(classFigure, { tall: true, eps: true, key: gapKey(["all"]) }));
+        .append(figure(classFigure, { tall: true, eps: true, key: gapKey([ALL]) }));
     }
     if (DATA.entries.some((entry) => entry.at.some((at) => at.flow.length))) {
       section("cascade", "Who decided, and at what cost", "Each image goes from stage to stage, cheapest first, until one decides. "

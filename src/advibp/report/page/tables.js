@@ -33,7 +33,7 @@ function sentence(at) {
   const [proved, broken, wrong] = [count("robust"), count("falsified"), count("misclassified", "error")];
   const open = at.images - proved - broken - wrong;
   const by = at.verified.map(([name]) => stageName(name));
-  const searched = at.flow.filter((one) => one.verdict === "falsified" && !["pgd", "apgd"].includes(one.by));
+  const searched = at.flow.filter((one) => one.verdict === "falsified" && STAGES.get(one.by)?.kind !== "attack");
   const later = searched.reduce((sum, one) => sum + one.images, 0);
   return el("p", { class: "sentence" },
     el("b", {}, `${whole(proved)} of ${whole(at.images)} test images are proved safe at eps ${epsSaid()} `),
@@ -78,8 +78,7 @@ const nothingShown = () => DATA.entries.length ? "No run is chosen: tick one abo
 function errorTable() {
   const entries = shownEntries(), rows = [];
   const provers = [...new Set(DATA.entries.flatMap((e) => e.at.flatMap((at) => at.verified.map(([by]) => by))))];
-  const place = (by) => Object.keys(STAGES).indexOf(by);
-  provers.sort((a, b) => place(a) - place(b));
+  provers.sort(byStage);
   for (const { eps, said } of DATA.eps) {
     for (const entry of entries) {
       const at = entry.at.find((one) => one.eps === eps);
@@ -107,8 +106,7 @@ const share = (part) => (part > 0 && part < 0.01 ? "< 1 %" : `${Math.round(100 *
 function flow(at, attack) {
   const time = at.flow.reduce((sum, one) => sum + one.images * one.seconds, 0);
   const asked = [attack.split(" ")[0], ...at.verified.map(([by]) => by), ...at.flow.map((one) => one.by)];
-  const place = (by) => (by == null ? 99 : Object.keys(STAGES).indexOf(by));
-  const stages = [...new Set(asked)].filter((by) => by !== "").sort((a, b) => place(a) - place(b));
+  const stages = [...new Set(asked)].filter((by) => by !== "").sort(byStage);
   let left = at.images;
   const rows = stages.map((by) => {
     const decided = at.flow.filter((one) => one.by === by), entered = left;
