@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -383,3 +385,18 @@ def test_other_ways_to_ask() -> None:
         quiet = certify(net, x, y, 0.01, attack=QUICK)
     assert [r.verdict for r in asked.records] == [r.verdict for r in quiet.records] == want
     assert len(certify(net, x, y, 0.01, sample=2, seed=10**25, attack=QUICK).records) == 2
+
+
+def test_certify_writes_a_summary_beside_its_records(tmp_path: Path) -> None:
+    net, x, y = problem(1)
+    options = {"by": ["ibp", "crown"], "attack": QUICK, "sample": 9, "seed": 3, "budget": np.float32(600)}
+    certificate = certify(net, (x, y), [0.02, 0.05], **options, out=tmp_path, command="advibp certify run")
+    assert {path.name for path in tmp_path.iterdir()} >= {"records.jsonl", "summary.json"}
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["command"], summary["by"]) == ("advibp certify run", ["ibp", "crown"])
+    assert (summary["attack"], summary["arithmetic"]) == (str(QUICK), "float32")
+    assert [summary[key] for key in ("images", "sample", "seed", "budget")] == [9, 9, 3, 600.0]
+    assert summary["verdicts"] == {f"{eps:g}": dict(certificate.counts(eps)) for eps in certificate.eps}
+    assert summary["hardware"]["torch"] == torch.__version__
+    with pytest.raises(UserError, match="command"):
+        certify(net, (x, y), 0.02, command="advibp certify run")

@@ -16,7 +16,7 @@ from advibp import UserError
 from advibp.storage.json_lines import to_line
 from advibp.verify import Attack
 from advibp.verify.records import VERDICTS, Certificate, Record, RecordFile
-from advibp.verify.summary import summary
+from advibp.verify.summary import summarize
 
 with_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 #: Who may give a verdict, for a label of 0, and what the network may have predicted.
@@ -201,6 +201,6 @@ def test_who_was_passed_over_is_not_said_to_prove_nothing() -> None:
     asked = {"provers": "milp", "by": "milp"}
     mixed = Certificate([Record(**{**asdict(record(0)), **asked}), record(1, "unknown")])
     assert mixed.asked(0.1) == ["milp"]
-    assert summary(mixed, attack=Attack(), by=["ibp"], arithmetic="float32")["by"] == ["milp"]
+    assert summarize(mixed, attack=Attack(), by=["ibp"], arithmetic="float32")["by"] == ["milp"]
     plain = Certificate([Record(**{**asdict(record(0)), "by": "ibp"})])
-    assert summary(plain, attack=Attack(), by=["ibp", "crown"], arithmetic="float32")["by"] == ["ibp", "crown"]
+    assert summarize(plain, attack=Attack(), by=["ibp", "crown"], arithmetic="float32")["by"] == ["ibp", "crown"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from pathlib import Path
 from statistics import median
@@ -21,7 +20,6 @@ from advibp.data.formats import single_image as images
 from advibp.display.progress import Counting
 from advibp.errors import UserError
 from advibp.execution.device import resolve_device
-from advibp.execution.hardware import hardware
 from advibp.execution.own_copy import run_on_copy
 from advibp.recipe import Recipe
 from advibp.runs import open_with_facts
@@ -33,7 +31,6 @@ from advibp.verify.attack_all import attack_all
 from advibp.verify.certification import arithmetic_of
 from advibp.verify.precision import ARITHMETICS
 from advibp.verify.radius import curve, radii
-from advibp.verify.summary import summary
 from advibp.verify.verifiers import VERIFIERS, complete_verifiers, in_order, searches
 
 
@@ -134,6 +131,7 @@ def run_certify(args: argparse.Namespace) -> int:
             sample=args.sample,
             workers=args.workers,
             out=out,
+            command=args.typed,
             seed=args.seed,
             progress=counting.progress,
         )
@@ -147,21 +145,8 @@ def run_certify(args: argparse.Namespace) -> int:
         if more:
             OUT.print(f"eps {radius:g}: {more} more would be proved in real arithmetic, which ignores rounding")
     _print_attacks(certificate, attack, args.seed)
-    by = in_order(args.by)
-    if len(by) > 1:
+    if len(in_order(args.by)) > 1:
         OUT.print(_deciders(certificate))
-    told = summary(
-        certificate,
-        attack=attack,
-        by=by,
-        arithmetic=arithmetic,
-        sample=args.sample,
-        seed=args.seed,
-        budget=args.budget,
-        command=args.typed,
-        hardware=hardware(),
-    )
-    checkpoint.write_atomically(out / "summary.json", json.dumps(told, indent=2) + "\n")
     OUT.print(f"records: {out / 'records.jsonl'}", style="dim", markup=False, soft_wrap=True)
     return 0
 

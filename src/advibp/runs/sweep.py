@@ -32,9 +32,7 @@ from advibp.storage.run_folder import RunFolder
 from advibp.verify import Attack, Certificate, certify
 from advibp.verify.argument_checks import check_eps
 from advibp.verify.arguments import Images
-from advibp.verify.certification import arithmetic_of
 from advibp.verify.records import verified_errors
-from advibp.verify.summary import summary
 from advibp.verify.verifiers import in_order
 
 Changes = dict[str, Any]
@@ -146,8 +144,8 @@ def trained(recipe: Recipe, data: Data, path: Path, *, method: Method | None = N
 def examined(
     net: nn.Module, images: Images, look: Examination, eps: Sequence[float], out: Path, command: str = ""
 ) -> Certificate:
-    """Certify into a folder, with a summary beside the records; what is decided there is not decided again."""
-    certificate = certify(
+    """Certify into a folder; what is decided there is not decided again."""
+    return certify(
         net,
         images,
         list(eps),
@@ -157,19 +155,8 @@ def examined(
         budget=look.budget,
         sample=look.sample,
         out=out,
-    )
-    told = summary(
-        certificate,
-        attack=look.attack,
-        by=in_order(look.by),
-        arithmetic=arithmetic_of(net, look.arithmetic),
-        sample=look.sample,
-        budget=look.budget,
         command=command,
-        hardware=hardware(),
     )
-    checkpoint.write_atomically(out / "summary.json", json.dumps(told, indent=2) + "\n")
-    return certificate
 
 
 class Loaded:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,7 @@ from advibp.verify.cascade import Cascade, check_labels
 from advibp.verify.precision import Arithmetic, check_types, full_precision
 from advibp.verify.records import Certificate, Record, RecordFile
 from advibp.verify.selftest import FEW, check_function
+from advibp.verify.summary import summarize
 from advibp.verify.verifiers import check_arithmetic, in_order, searches
 from advibp.verify.workers import in_workers
 
@@ -69,6 +71,7 @@ def certify(
     sample: int | None = None,
     workers: int = 1,
     out: str | Path | None = None,
+    command: str = "",
     batch_size: int = 500,
     seed: int = 0,
     progress: Progress | None = None,
@@ -83,19 +86,22 @@ def certify(
     `real` gives the bounds that papers report, which ignore rounding. `budget` are seconds per image, after which no
     further verifier is asked (the attack is always made): none for provers, 60 with a search. `sample` takes so many
     images by chance; `workers` are processes. With `out` the records are kept there, and a second call continues them:
-    for the same function and the same image, of which a record carries fingerprints.
+    for the same function and the same image, of which a record carries fingerprints. `command` is noted in the
+    summary beside them.
     """
     check_net(net, images, USAGE)
     images, radii = images_and_radii(images, list(given), eps)
     provers = in_order(by)
     searching = any(name in searches() for name in provers)
-    budget = SEARCH_SECONDS if budget is None and searching else budget
-    seconds = math.inf if budget is None else check_seconds("budget", budget, "seconds per image")
+    default = SEARCH_SECONDS if searching else math.inf
+    seconds = default if budget is None else check_seconds("budget", budget, "seconds per image")
     batch_size, workers = check_whole("batch_size", batch_size, 1), check_whole("workers", workers, 1)
     sample, seed = None if sample is None else check_whole("sample", sample, 1), check_whole("seed", seed)
     check_callable("progress", progress, "progress(eps, done, total, counts)")
     check_attack(attack)
     folder = check_folder("out", out)
+    if command and folder is None:
+        raise UserError("command is written to the summary, which needs a folder; give out, or leave command out.")
     chosen = _chosen(len(images), sample, seed)
     with torch.inference_mode(False), full_precision(), modes_kept(net), ExitStack() as held:
         counting = held.enter_context(Counting("certifying"))
@@ -131,10 +137,22 @@ def certify(
             counts = done.setdefault(job.eps, Counter())
             counts.update(r.verdict for r in (*job.kept, *new))
             (progress or counting.progress)(job.eps, counts.total(), len(chosen), counts)
-        if file:
+        place = {radius: k for k, radius in enumerate(radii)}
+        certificate = Certificate(sorted(found, key=lambda r: (place[r.eps], r.index)))
+        if file and folder:
             file.compact()
-    place = {radius: k for k, radius in enumerate(radii)}
-    return Certificate(sorted(found, key=lambda r: (place[r.eps], r.index)))
+            summary = summarize(
+                certificate,
+                attack=cascade.attack,
+                by=provers,
+                arithmetic=kind,
+                sample=sample,
+                seed=seed,
+                budget=None if budget is None else seconds,
+                command=command,
+            )
+            checkpoint.write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    return certificate
 
 
 def _jobs(
