@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+from advibp.execution.seeds import mix_to_32_bits
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,7 @@ class Randomness:
 
 def seed_all(*numbers: int) -> int:
     """Seed the three generators with a hash of ``numbers``, and return the seed."""
-    digest = hashlib.blake2b(" ".join(map(str, numbers)).encode(), digest_size=4).digest()
-    seed = int.from_bytes(digest, "little")
+    seed = mix_to_32_bits(*numbers)
     torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed all devices
     np.random.seed(seed)
     random.seed(seed)

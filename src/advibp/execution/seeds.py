@@ -1,7 +1,13 @@
-"""Randomness as a pure function of the seed and of what it is for, so that a resumed run has none to restore."""
+"""Seeds derived from a run's seed, the purpose of the random numbers, and a counter.
+
+All derived seeds are computed here. They are pure functions of their arguments, so a resumed run has no generator state
+to restore. Streams in use: 1 to 4 by training (steps, order, augmentation, loaders), 5 by the attacks of `certify`.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,11 +15,28 @@ import torch
 
 
 def mix(seed: int, stream: int, count: int) -> int:
-    """One 63-bit seed from three numbers (splitmix64), so that neighbouring steps share nothing."""
+    """Derive a 63-bit seed from three integers by splitmix64.
+
+    Args:
+        seed: The seed of the run. Any integer.
+        stream: The purpose of the random numbers, see above.
+        count: Number of the step, epoch or image. Neighboring counts give unrelated seeds.
+    """
     z = (seed * 0x9E3779B97F4A7C15 + stream * 0xD1B54A32D192ED03 + count * 0x8CB92BA72F3D8DD7) & (2**64 - 1)
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
     return (z ^ (z >> 31)) & (2**63 - 1)
+
+
+def mix_number(seed: int, stream: int, value: float) -> int:
+    """The same as `mix` for a float64 in place of the counter: all its 64 bits count."""
+    return mix(seed, stream, int.from_bytes(struct.pack("<d", value), "little"))
+
+
+def mix_to_32_bits(*numbers: int) -> int:
+    """Derive a 32-bit seed from any number of integers by BLAKE2. NumPy takes no longer seeds."""
+    digest = hashlib.blake2b(" ".join(map(str, numbers)).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little")
 
 
 def seed_everything(seed: int, device: torch.device) -> None:

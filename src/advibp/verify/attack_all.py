@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from advibp.execution.own_copy import run_on_copy
 from advibp.verify.arguments import Images
-from advibp.verify.attack_options import Attack
-from advibp.verify.cascade import chance
+from advibp.verify.attack_options import Attack, start_generator
 from advibp.verify.certification import Progress
 
 
@@ -39,7 +38,7 @@ def attack_all(
     for start in range(0, len(images), batch_size):
         x, y = images.batch(torch.arange(start, min(start + batch_size, len(images))))
         x, y = x.to(device), y.to(device)
-        attacked = attack(net, x, y, eps, [chance(seed, i, eps) for i in range(start, start + len(x))])
+        attacked = attack(net, x, y, eps, [start_generator(seed, i, eps) for i in range(start, start + len(x))])
         with torch.no_grad():
             wrong = run_on_copy(net, x).argmax(1) != y
         attacked.x_adv[wrong] = x[wrong]  # x itself lies in the set

@@ -11,7 +11,11 @@ from torch import Tensor, nn
 
 from advibp import attacks
 from advibp.errors import UserError
+from advibp.execution.seeds import mix, mix_number
 from advibp.verify.argument_checks import is_finite, shortened
+
+#: Stream of the random starts, see `execution.seeds`.
+ATTACK_STREAM = 5
 
 Kind = Literal["pgd", "apgd"]
 Loss = Literal["ce", "margin", "dlr"]
@@ -63,6 +67,14 @@ class Attack:
         if self.kind == "apgd":
             return attacks.linf_apgd(net, x, y, eps, **options)
         return attacks.linf_pgd(net, x, y, eps, rel_stepsize=self.step, **options)
+
+
+def start_generator(seed: int, index: int, eps: float) -> torch.Generator:
+    """The generator for the random starts of one image.
+
+    It depends on the seed, the number of the image and eps only, not on the other images of the batch.
+    """
+    return torch.Generator().manual_seed(mix_number(mix(seed, ATTACK_STREAM, index), ATTACK_STREAM, eps))
 
 
 def check_attack(attack: object) -> None:

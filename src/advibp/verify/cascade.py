@@ -24,7 +24,7 @@ from advibp.bounds.rounded import Rounded
 from advibp.errors import UserError
 from advibp.execution.own_copy import run_on_copy
 from advibp.storage import checkpoint
-from advibp.verify.attack_options import Attack
+from advibp.verify.attack_options import Attack, start_generator
 from advibp.verify.exact.question import PROVED, Question
 from advibp.verify.precision import Arithmetic
 from advibp.verify.records import Record, Verdict
@@ -125,9 +125,9 @@ class Cascade:
     def _break(self, batch: _Batch) -> None:
         left = batch.left
         with batch.timed():
-            chances = [chance(self.seed, batch.indices[i], batch.eps) for i in left.tolist()]
+            generators = [start_generator(self.seed, batch.indices[i], batch.eps) for i in left.tolist()]
             x, y = batch.x[left], batch.y[left]
-            attacked = self.attack(self.net, x, y, batch.eps, generators=chances, by=self._tie(x, y))
+            attacked = self.attack(self.net, x, y, batch.eps, generators=generators, by=self._tie(x, y))
             broken = attacked.broken & self._surely_wrong(attacked.x_adv, y)
         if bool(broken.any()):
             self._keep(batch, left[broken], attacked.x_adv[broken])
@@ -222,11 +222,6 @@ class Cascade:
     def _keep(self, batch: _Batch, rows: Tensor, x_adv: Tensor) -> None:
         if self.folder:
             batch.counterexamples |= _kept(self.folder, x_adv, rows.tolist(), batch.indices, batch.eps)
-
-
-def chance(seed: int, index: int, eps: float) -> torch.Generator:
-    """An image's own random starts: they depend on nothing that was decided or left out before it."""
-    return torch.Generator().manual_seed(hash((seed, index, eps)) & (2**63 - 1))
 
 
 class _Batch:

@@ -29,8 +29,7 @@ from advibp.verify.argument_checks import (
     shortened,
 )
 from advibp.verify.arguments import Images, readable
-from advibp.verify.attack_options import Attack, check_attack
-from advibp.verify.cascade import chance
+from advibp.verify.attack_options import Attack, check_attack, start_generator
 from advibp.verify.certification import Progress, arithmetic_of, check, fingerprints, weights_of
 from advibp.verify.precision import ARITHMETICS, full_precision
 from advibp.verify.selftest import check_function
@@ -239,8 +238,8 @@ def _measure(
     proved = torch.zeros(len(x), dtype=x.dtype, device=device)
     broken = torch.zeros_like(proved)
     if len(right):
-        chances = [chance(seed, indices[i], 1.0) for i in right.tolist()]
-        broken[right] = smallest_broken_eps(net, x[right], y[right], attack, generators=chances)
+        generators = [start_generator(seed, indices[i], 1.0) for i in right.tolist()]
+        broken[right] = smallest_broken_eps(net, x[right], y[right], attack, generators=generators)
         most = broken[right].clamp(max=1)
         proved[right] = _bisected(net, x[right], y[right], provers, most, real)
     names = ("index", "label", "prediction", "proved", "broken")
