@@ -195,7 +195,7 @@ def test_several_provers_say_who_decided(own_run: Path, capsys: pytest.CaptureFi
     options = f"--eps 0.05 --by {every} --attack apgd --steps 5 --sample 12 --workers 2 --threads 1"
     assert call(f"certify run {options}") == 0
     out = capsys.readouterr().out
-    assert "who decided" in out
+    assert "decided by stage" in out
     assert "12 test images, apgd steps=5" in out
     records = [json.loads(line) for line in Path("run/certify/records.jsonl").read_text().splitlines()]
     assert len(records) == 12
@@ -417,8 +417,12 @@ MISTAKES = {
     "no steps": ("certify run --steps 0", "--steps"),
     "unknown prover": ("certify run --by ibp magic", "no verifier 'magic'"),
     "no time": ("certify run --budget 0", "budget is 0"),
+    "a budget that nothing would use": ("certify run --budget 5", "budget limits verifiers that run after the attack"),
+    "a step that apgd does not take": ("certify run --attack apgd --step 0.1", "leave step out"),
+    "radii for a radius": ("certify run --radius --eps 0.1 --workers 2", "--eps, --workers would be ignored"),
+    "a file for a property without one": ("certify run --result file", "--result would be ignored without --onnx"),
     "empty sample": ("certify run --sample 0", "--sample"),
-    "a loss that pgd has not": ("certify run --loss dlr", "is no attack"),
+    "a loss that pgd has not": ("certify run --loss dlr", "is not an attack"),
     "no restarts": ("attack run --restarts 0", "--restarts"),
     "no step size": ("attack run --step 0", "step=0"),
     "no threads": ("certify run --threads 0", "--threads"),
@@ -431,7 +435,7 @@ MISTAKES = {
     "truncated image": ("predict run torn.png", "torn.png is no image"),
     "no such image": ("predict run nowhere.png", "does not exist"),
     "no such test image": ("predict run test:40", "test:0 to test:39"),
-    "no number of a test image": ("predict run test:²", "names no test image"),
+    "no number of a test image": ("predict run test:²", "is not a test image"),
     "steps that are no number": ("certify run --steps many", "'many'"),
     "radius that is no number": ("attack run --eps wide", "'wide' is no number"),
     "unknown loss": ("attack run --loss l2", "l2"),

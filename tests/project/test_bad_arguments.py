@@ -5,7 +5,9 @@ What is not bad, only written in another way, is understood.
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -84,7 +86,7 @@ IMAGES: dict[str, tuple[tuple[Any, ...], str]] = {
     "no eps": (((X, Y),), "eps is missing"),
     "no labels": ((X,), "without labels"),
     "radius for labels": ((X, 0.1), "without labels"),
-    "too many": ((X, Y, 0.1, ["ibp"]), "by name"),
+    "too many": (((X, Y), 0.1, ["ibp"]), "by name"),
     "network again": ((network(), 0.1), "Sequential"),
     "name": (("mnist", 0.1), "a pair"),
     "mapping": (({"x": X, "y": Y}, 0.1), "a pair"),
@@ -156,6 +158,24 @@ def test_options_that_are_none(option: str, values: list[Any]) -> None:
         refused(lambda: certify(network(), (X, Y), 0.1, **{"attack": QUICK, option: value}), "")  # noqa: B023
 
 
+def test_options_that_would_be_ignored() -> None:
+    refused(lambda: Attack(kind="apgd", step=0.1), "leave step out")
+    assert Attack(step=0.1) == Attack()
+    for by in ("ibp", ["crown-ibp", "ibp"]):
+        refused(lambda: certify(network(), (X, Y), 0.1, by=by, attack=QUICK, budget=5), "leave budget out")  # noqa: B023
+    refused(lambda: certify(network(), (X, Y), 0.1, attack=QUICK, command="advibp certify"), "leave command out")
+
+
+def test_the_signature_of_certify_names_every_option() -> None:
+    parameters = inspect.signature(certify).parameters.values()
+    assert {p.kind for p in parameters} == {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+    assert "Args:" in str(certify.__doc__)
+    documented = re.findall(
+        r"^        (\w+): ", str(certify.__doc__).partition("Args:")[2].partition("Returns:")[0], re.M
+    )
+    assert documented == [p.name for p in parameters]
+
+
 def test_a_file_in_the_place_of_a_folder(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("in the way")
@@ -169,13 +189,13 @@ def test_a_file_in_the_place_of_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"steps": "5"}, {"steps": 2.5}, {"steps": True}, {"step": "1"}, {"step": None}, {"restarts": 1.5},
+        {"steps": "5"}, {"steps": 2.5}, {"steps": True}, {"step": "1"}, {"restarts": 1.5},
         {"kind": []}, {"kind": "cw"}, {"loss": 3}, {"step": math.inf},
     ],
     ids=str,
 )  # fmt: skip
 def test_an_attack_that_is_none(options: dict[str, Any]) -> None:
-    refused(lambda: Attack(**options), "is no attack")
+    refused(lambda: Attack(**options), "is not an attack")
 
 
 @pytest.mark.parametrize(

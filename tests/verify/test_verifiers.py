@@ -175,7 +175,7 @@ def test_every_way_to_give_images_gives_the_same_records() -> None:
     wanted = verdicts(certify(net, x, y, 0.04, by=["ibp", "crown"], attack=QUICK))
     assert verdicts(certify(net, (x, y), 0.04, by=["crown", "ibp"], attack=QUICK)) == wanted
     assert verdicts(certify(net, (x, y), eps=[0.04], by=["ibp", "crown"], attack=QUICK)) == wanted
-    for given_images in ((x, 0.04), (x, y), (x, y, 0.04, 0.1)):
+    for given_images in ((x, 0.04), (x, y), ((x, y), 0.04, 0.1)):
         with pytest.raises(UserError):
             certify(net, *given_images)
 

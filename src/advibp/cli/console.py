@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from advibp.display.terminal import Terminal, printable
+from advibp.errors import UserError
 from advibp.parsers import integer, number
 
 OUT = Terminal(highlight=False, width=None if sys.stdout.isatty() else 120)
@@ -40,6 +42,23 @@ def shape_of(text: str) -> tuple[int, ...]:
     if len(parts) != 3 or not all(p.isdecimal() and int(p) > 0 for p in parts):
         raise argparse.ArgumentTypeError(f"{text!r} is no shape; write channels x height x width, such as 1x28x28")
     return tuple(int(p) for p in parts)
+
+
+def refuse_ignored(args: argparse.Namespace, names: Sequence[str], reason: str) -> None:
+    """Raise a UserError if an option has another value than its default although the command would ignore it.
+
+    Args:
+        args: The parsed options; `args.parser` is their parser.
+        names: Options that the command ignores, as attributes of `args`.
+        reason: Why, after "would be ignored".
+    """
+    ignored = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) != args.parser.get_default(name)]
+    if ignored:
+        raise UserError(f"{', '.join(ignored)} would be ignored {reason}; leave {_them(ignored)} out.")
+
+
+def _them(options: Sequence[str]) -> str:
+    return "it" if len(options) == 1 else "them"
 
 
 class Parser(argparse.ArgumentParser):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from advibp.cli.console import one_line
+from advibp.cli.console import one_line, refuse_ignored
 from advibp.errors import UserError
 from advibp.execution.device import resolve_device
 from advibp.storage import checkpoint
@@ -26,6 +26,12 @@ from advibp.vnncomp.vnnlib import vnnlib_file
 
 #: An answer, or none though it was looked for to the end, is success; running out of time is told apart.
 _EXIT = {"sat": 0, "unsat": 0, "unknown": 0, "timeout": 1}
+
+#: Options of `certify` that are about runs and their test images.
+_IGNORED = (
+    "eps", "by", "budget", "sample", "workers", "radius", "data", "data_root", "stage", "net", "limit",
+    "attack", "steps", "step", "restarts", "loss", "seed",
+)  # fmt: skip
 
 _GRACE = 0.5  # seconds, in which a search that looks at the clock can come to its end
 
@@ -58,6 +64,7 @@ def run_property(args: argparse.Namespace) -> int:
 def _found(args: argparse.Namespace) -> Finding:
     if args.run or not (args.onnx and args.vnnlib):
         raise UserError("A property needs --onnx NET and --vnnlib PROPERTY, and no run; give both.")
+    refuse_ignored(args, _IGNORED, "with --onnx and --vnnlib")
     if args.timeout is not None and not args.timeout > 0:
         raise UserError(f"timeout is {args.timeout}, but must be seconds above 0.")
     if args.result and not Path(args.result).parent.is_dir():

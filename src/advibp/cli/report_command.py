@@ -21,7 +21,7 @@ from advibp.report.naming import names_of
 from advibp.report.shown_images import Source
 from advibp.runs import open_with_facts
 from advibp.runs.run_files import RunFiles, read_run
-from advibp.verify.certification import check
+from advibp.verify.certification import check_inputs
 
 
 def report_options(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +79,7 @@ def _network(run: RunFiles) -> nn.Module | None:
 
 def _fingerprint(net: nn.Module, test: Test) -> str:
     try:
-        return check(net, test)
+        return check_inputs(net, test)
     except (UserError, RuntimeError):  # other data than it was trained for
         return ""
 

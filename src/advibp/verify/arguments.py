@@ -1,4 +1,4 @@
-"""What `certify` is given, understood: images with labels in any of several forms, and radii."""
+"""Converts the images, labels and radii that `certify` takes into one form."""
 
 from __future__ import annotations
 
@@ -22,30 +22,34 @@ _PAIR = "a pair (x, y) of images and labels, a Split, a Dataset or a DataLoader"
 
 @runtime_checkable
 class Images(Protocol):
-    """Images that need not be in memory: batch(rows) gives x (B, C, H, W) in [0, 1] and y (B,)."""
+    """Images and labels that are read in batches: batch(rows) returns x (B, C, H, W) in [0, 1] and y (B,)."""
 
     def __len__(self) -> int: ...
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
-def images_and_radii(images: Any, given: list[Any], eps: Any) -> tuple[Images, list[float]]:
-    """From (images, eps) or (x, y, eps); `given` is what came after the images by position."""
-    if isinstance(images, Tensor | np.ndarray):
-        if not given or not isinstance(given[0], Tensor | np.ndarray) or given[0].ndim == 0:
-            raise UserError("These are images without labels; call certify(net, x, y, eps) or certify(net, data, eps).")
-        images = (images, given.pop(0))
+def parse_images_and_radii(images: Any, y: Any, eps: Any) -> tuple[Images, list[float]]:
+    """Read the arguments of certify(net, images, eps) or certify(net, x, y, eps).
+
+    If `images` is not a tensor, it includes the labels, and a third positional argument is eps.
+    """
     if images is None:
         raise UserError(f"There are no images; call {USAGE}.")
-    if given and eps is None:
-        eps = given.pop(0)
-    if given or eps is None:
-        what = "eps is missing" if eps is None else "There are too many arguments"
-        raise UserError(f"{what}; call {USAGE}, and give the rest by name, such as by=['ibp'].")
-    return readable(images), radii_of(eps)
+    if isinstance(images, Tensor | np.ndarray):
+        if not isinstance(y, Tensor | np.ndarray) or y.ndim == 0:
+            raise UserError("These are images without labels; call certify(net, x, y, eps) or certify(net, data, eps).")
+        images = (images, y)
+    elif y is not None and eps is not None:
+        raise UserError(f"There are too many arguments; call {USAGE}, and give the rest by name, such as by=['ibp'].")
+    elif eps is None:
+        eps = y
+    if eps is None:
+        raise UserError(f"eps is missing; call {USAGE}, and give the rest by name, such as by=['ibp'].")
+    return parse_images(images), parse_radii(eps)
 
 
-def radii_of(eps: Any) -> list[float]:
-    """One radius, or several, each once."""
+def parse_radii(eps: Any) -> list[float]:
+    """Convert one radius or several to a list without duplicates."""
     several = isinstance(eps, Iterable) and not isinstance(eps, str | bytes | Mapping)
     if isinstance(eps, Tensor | np.ndarray):
         several = eps.ndim > 0
@@ -55,13 +59,13 @@ def radii_of(eps: Any) -> list[float]:
     return radii
 
 
-def readable(images: Any) -> Images:
-    """Images that can be read batch by batch, with labels in int64 where they are in memory."""
+def parse_images(images: Any) -> Images:
+    """Convert images with labels to a form that is read in batches. Labels in memory become int64."""
     if isinstance(images, tuple | list):
         if len(images) != 2 or not all(isinstance(part, Tensor | np.ndarray) for part in images):
             kinds = ", ".join(type(part).__name__ for part in images[:3])
-            told = f"{named(images)} of {len(images)}" + (f" ({kinds})" if kinds else "")
-            raise UserError(f"The images are {told}, but must be {_PAIR}.")
+            description = f"{named(images)} of {len(images)}" + (f" ({kinds})" if kinds else "")
+            raise UserError(f"The images are {description}, but must be {_PAIR}.")
         x, y = (part if isinstance(part, Tensor) else _tensor(part) for part in images)
         return _split(x, y)
     if isinstance(images, Data):
@@ -80,6 +84,7 @@ def readable(images: Any) -> Images:
 
 
 def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
+    """Convert an array to a tensor."""
     try:
         return torch.as_tensor(array)
     except (TypeError, ValueError, RuntimeError):
@@ -87,6 +92,7 @@ def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
 
 
 def _split(x: Tensor, y: Tensor) -> Split:
+    """Check images and labels in memory."""
     for name, part in (("images", x), ("labels", y)):
         if not isinstance(part, Tensor) or part.layout != torch.strided or part.is_meta:
             kind = f"{part.layout} on {part.device}" if isinstance(part, Tensor) else type(part).__name__

@@ -1,4 +1,4 @@
-"""An attack on every image, proved ones too."""
+"""Attacks every image, including those that a verifier has proved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from advibp.verify.certification import Progress
 
 @dataclass(frozen=True)
 class Attacks:
-    """x_adv (N, ...), each image where it is worst; which are misclassified there (N,), and which as they are (N,)."""
+    """Result of `attack_all`.
+
+    Attributes:
+        x_adv: For each image the point with the largest loss that was found (N, ...).
+        broken: Which images are misclassified, there or without a change (N,).
+        wrong: Which images are misclassified without a change (N,).
+    """
 
     x_adv: Tensor
     broken: Tensor
@@ -32,8 +38,8 @@ def attack_all(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Attacks:
-    """The same random starts as in certifying: they follow from the seed, the image's number and eps."""
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    """Attack all images, with the same random starts as `certify`."""
+    batches: list[tuple[Tensor, Tensor, Tensor]] = []
     device = next(net.parameters()).device
     for start in range(0, len(images), batch_size):
         x, y = images.batch(torch.arange(start, min(start + batch_size, len(images))))
@@ -41,8 +47,8 @@ def attack_all(
         attacked = attack(net, x, y, eps, [start_generator(seed, i, eps) for i in range(start, start + len(x))])
         with torch.no_grad():
             wrong = run_on_copy(net, x).argmax(1) != y
-        attacked.x_adv[wrong] = x[wrong]  # x itself lies in the set
-        found.append((attacked.x_adv.cpu(), (attacked.broken | wrong).cpu(), wrong.cpu()))
+        attacked.x_adv[wrong] = x[wrong]
+        batches.append((attacked.x_adv.cpu(), (attacked.broken | wrong).cpu(), wrong.cpu()))
         if progress:
             progress(eps, start + len(x), len(images))
-    return Attacks(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+    return Attacks(*(torch.cat(parts) for parts in zip(*batches, strict=True)))

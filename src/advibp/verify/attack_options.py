@@ -1,4 +1,4 @@
-"""The attack of a certification, and all its options."""
+"""The attack of a certification and its options."""
 
 from __future__ import annotations
 
@@ -23,27 +23,44 @@ Loss = Literal["ce", "margin", "dlr"]
 
 @dataclass(frozen=True, kw_only=True)
 class Attack:
-    """PGD or APGD, and its options; the defaults are the paper's PGD-200 as we read it. APGD finds its own step."""
+    """PGD or APGD with a random start. The defaults are the paper's PGD-200.
+
+    Example:
+        >>> print(Attack(steps=40, restarts=2))
+        pgd steps=40 step=0.1eps restarts=2 loss=ce random start
+
+    Attributes:
+        kind: "pgd", or "apgd", which adapts its step size and breaks more images with as many steps.
+        steps: Gradient steps per restart. Default: 200.
+        step: Step size of PGD as a share of eps. Default: 0.1 for "pgd"; "apgd" takes none.
+        restarts: Random starts per image. Default: 1.
+        loss: The loss that the attack maximizes: "ce", "margin", or "dlr" (for "apgd" only). Default: "ce" for "pgd",
+            "margin" for "apgd".
+    """
 
     kind: Kind = "pgd"
     steps: int = 200
-    step: float = 0.1
+    step: float | None = None
     restarts: int = 1
-    loss: Loss | None = None  # ce for pgd, margin for apgd
+    loss: Loss | None = None
 
     def __post_init__(self) -> None:
+        if self.kind == "apgd" and self.step is not None:
+            raise UserError(f"step is {shortened(self.step)}, but apgd adapts its step size; leave step out.")
+        if self.kind == "pgd" and self.step is None:
+            object.__setattr__(self, "step", 0.1)
         if self.loss is None:
             object.__setattr__(self, "loss", "margin" if self.kind == "apgd" else "ce")
         losses = get_args(Loss) if self.kind == "apgd" else ("ce", "margin")
         if (
             self.kind not in get_args(Kind)
             or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in (self.steps, self.restarts))
-            or not (is_finite(self.step) and self.step > 0)
+            or not (self.step is None or (is_finite(self.step) and self.step > 0))
             or self.loss not in losses
         ):
             raise UserError(
-                f"{shortened(self)} is no attack; kind must be pgd or apgd, steps and restarts whole numbers above 0, "
-                f"step a number above 0, loss ce or margin (for apgd also dlr)."
+                f"{shortened(self)} is not an attack; kind must be pgd or apgd, steps and restarts whole numbers above "
+                f"0, step a number above 0, loss ce or margin (for apgd also dlr)."
             )
 
     def __str__(self) -> str:
@@ -59,12 +76,21 @@ class Attack:
         generators: Sequence[torch.Generator] | None = None,
         by: float | Tensor = 0.0,
     ) -> attacks.AttackResult:
-        """x (B, ...), y (B,); eps is a number, or one for each element that broadcasts to x. `by`: how much larger than
-        the label's another logit must be for an image to count as broken; a number, or (B,)."""
+        """Attack a batch of images.
+
+        Args:
+            net: The network, in evaluation mode.
+            x: Images (B, ...) in [0, 1].
+            y: Labels (B,).
+            eps: Radius, or a tensor of radii that broadcasts to x.
+            generators: A generator for the random starts of each image. Default: torch's global generator.
+            by: How much larger than the label's logit another logit must be for the image to count as broken: a number,
+                or (B,). Default: 0.
+        """
         options: dict[str, Any] = {
             "steps": self.steps, "restarts": self.restarts, "loss": self.loss, "generators": generators, "by": by
         }  # fmt: skip
-        if self.kind == "apgd":
+        if self.step is None:
             return attacks.linf_apgd(net, x, y, eps, **options)
         return attacks.linf_pgd(net, x, y, eps, rel_stepsize=self.step, **options)
 
@@ -78,6 +104,6 @@ def start_generator(seed: int, index: int, eps: float) -> torch.Generator:
 
 
 def check_attack(attack: object) -> None:
-    """Refuse what is neither an attack nor None."""
+    """Raise a UserError unless `attack` is an Attack or None."""
     if attack is not None and not isinstance(attack, Attack):
         raise UserError(f"attack is {shortened(attack)}, but must be an Attack, such as advibp.Attack(kind='apgd').")

@@ -1,7 +1,7 @@
-"""Clean pass, proofs, attack, more proofs: cheapest first, and each image leaves at its first decision.
+"""Runs the clean pass, the verifiers and the attack on a batch of images, cheapest first.
 
-An image that is proved can't be broken, so it is not attacked: the PGD error is the same, for a fraction of the work.
-Nor is one that is broken proved.
+An image leaves the cascade at its first verdict. A proved image is not attacked, because no attack can succeed, so the
+attack error is the same for less work. A broken image is not passed to further verifiers.
 """
 
 from __future__ import annotations
@@ -33,58 +33,75 @@ from advibp.verify.verifiers import VERIFIERS, Proof, searches
 
 @dataclass(frozen=True)
 class Cascade:
-    """The stages for one network, and where counterexamples are kept."""
+    """The stages for one network and its options."""
 
     net: nn.Module
     by: Sequence[str]  # cheapest first
     attack: Attack
-    folder: Path | None
+    folder: Path | None  # for counterexamples
     seed: int
-    model: str
+    model: str  # fingerprint of the network
     budget: float = math.inf  # seconds per image
-    arithmetic: Arithmetic = "float32"  # of the network that is proved
-    weights: str = ""  # fingerprint, for the records
+    arithmetic: Arithmetic = "float32"  # that proofs cover
+    weights: str = ""  # fingerprint of the weights, for the records
 
-    def stands(self, record: Record, image: str) -> bool:
-        """Whether an earlier record still answers the question: a decision does, whichever attack was asked for."""
+    def is_valid(self, record: Record, image: str) -> bool:
+        """Whether an earlier record is kept. A decided image stays decided, also if the attack is another one now.
+
+        Args:
+            record: The earlier record.
+            image: Fingerprint of the image.
+        """
         if (record.model, record.image) != (self.model, image):
             return False
         decided = record.verdict in ("robust", "falsified", "misclassified")
         if record.arithmetic != self.arithmetic and record.verdict != "misclassified":
-            # A decision that covers rounding is one without it, too. All else is asked again.
+            # A decision that covers rounding also holds in real arithmetic. Other records are computed again.
             return decided and self.arithmetic == "real"
         if decided:
             return True
         if record.verdict == "timeout" and record.seconds < self.budget:
-            return False  # there is more time now
-        more = set(record.provers.split()) >= set(self.by)  # an answer of more provers is no worse
-        return more and record.attack == self._attack
+            return False  # the budget is larger now
+        all_ran = set(record.provers.split()) >= set(self.by)
+        return all_ran and record.attack == self._attack_and_seed
 
     @property
-    def _attack(self) -> str:
+    def _attack_and_seed(self) -> str:
         return f"{self.attack} seed={self.seed}"
 
     @property
     def stages(self) -> list[str]:
+        """Names of the stages after the clean pass, in order."""
         before = [name for name in self.by if VERIFIERS[name].before_attack]
         return [*before, "attack", *(name for name in self.by if name not in before)]
 
     def decide(self, x: Tensor, y: Tensor, indices: list[int], prints: list[str], eps: float) -> list[Record]:
-        """Records for a batch, stage by stage; each gets the images that nobody has decided yet."""
+        """Decide a batch of images, stage by stage.
+
+        Args:
+            x: Images (B, ...).
+            y: Labels (B,).
+            indices: Numbers of the images in the data set.
+            prints: Fingerprints of the images.
+            eps: Radius.
+
+        Returns:
+            A record for each image.
+        """
         device = next(self.net.parameters()).device
         batch = _Batch(x.to(device), y.to(device), indices, eps)
-        predictions = self._look(batch)
+        predictions = self._classify(batch)
         for stage in self.stages:
             if len(batch.left) == 0:
                 break
             if stage == "attack":
-                self._break(batch)
+                self._attack_batch(batch)
             else:
                 self._prove(batch, stage)
             if stage in searches() and len(batch.left):
                 self._search(batch, stage)
             attacked = stage == "attack" or not VERIFIERS[stage].before_attack
-            if attacked and stage != self.stages[-1]:  # an image is attacked whatever its budget
+            if attacked and stage != self.stages[-1]:  # the attack runs whatever the budget is
                 late = batch.seconds[batch.left.cpu()] > self.budget
                 batch.decide(late.to(device), "timeout", None)
         self._note_real_proofs(batch)
@@ -100,7 +117,7 @@ class Cascade:
                 lower_margin=batch.margins.get(i),
                 seconds=round(float(batch.seconds[i]), 6),
                 provers=" ".join(self.by),
-                attack=self._attack,
+                attack=self._attack_and_seed,
                 model=self.model,
                 image=prints[i],
                 counterexample=batch.counterexamples.get(i),
@@ -112,8 +129,8 @@ class Cascade:
         ]
 
     @torch.no_grad()
-    def _look(self, batch: _Batch) -> list[int]:
-        """The classes that the network predicts; what is wrong without any change is over."""
+    def _classify(self, batch: _Batch) -> list[int]:
+        """The clean pass: the predicted classes. Misclassified images are decided."""
         with batch.timed():
             logits = run_on_copy(self.net, batch.x)
             finite, right = logits.isfinite().all(1), logits.argmax(1) == batch.y
@@ -122,20 +139,21 @@ class Cascade:
         batch.decide(~right[batch.left], "misclassified", "clean")
         return logits.argmax(1).tolist()
 
-    def _break(self, batch: _Batch) -> None:
+    def _attack_batch(self, batch: _Batch) -> None:
+        """Attack the undecided images."""
         left = batch.left
         with batch.timed():
             generators = [start_generator(self.seed, batch.indices[i], batch.eps) for i in left.tolist()]
             x, y = batch.x[left], batch.y[left]
-            attacked = self.attack(self.net, x, y, batch.eps, generators=generators, by=self._tie(x, y))
-            broken = attacked.broken & self._surely_wrong(attacked.x_adv, y)
+            attacked = self.attack(self.net, x, y, batch.eps, generators=generators, by=self._rounding_of_margins(x, y))
+            broken = attacked.broken & self._always_wrong(attacked.x_adv, y)
         if bool(broken.any()):
-            self._keep(batch, left[broken], attacked.x_adv[broken])
+            self._save(batch, left[broken], attacked.x_adv[broken])
         batch.decide(broken, "falsified", self.attack.kind)
 
     @torch.no_grad()
-    def _tie(self, x: Tensor, y: Tensor) -> Tensor | float:
-        """By how much rounding alone may move the margins of each image (B,), about: at the images x themselves."""
+    def _rounding_of_margins(self, x: Tensor, y: Tensor) -> Tensor | float:
+        """Estimate how much rounding errors change the margins of each image (B,), from the margins at x itself."""
         if self.arithmetic == "real" or not len(x):
             return 0.0
         outputs = self._at(x)
@@ -143,59 +161,60 @@ class Cascade:
         return 0.55 * spread.nan_to_num(0.0, 0.0, 0.0).amax(1)
 
     @torch.no_grad()
-    def _surely_wrong(self, x: Tensor, y: Tensor) -> Tensor:
-        """Which points (B, ...) another class than y wins in every evaluation of the network."""
+    def _always_wrong(self, x: Tensor, y: Tensor) -> Tensor:
+        """Which points (B, ...) every evaluation of the network misclassifies, whatever its rounding errors."""
         if self.arithmetic == "real" or not len(x):
             return torch.ones(len(x), dtype=torch.bool, device=x.device)
         return (self._at(x).upper_margins(y) < 0).any(1)
 
     def _at(self, x: Tensor) -> Rounded:
-        """What the network may compute at points x (B, ...)."""
-        found: Rounded = self.net(Rounded.ball(x, 0.0, None))
-        return found
+        """Bounds of the logits at points x (B, ...) over all rounding errors."""
+        logits: Rounded = self.net(Rounded.ball(x, 0.0, None))
+        return logits
 
     def _inputs(self, x: Tensor, eps: float) -> Box | Rounded:
         return Box.ball(x, eps) if self.arithmetic == "real" else Rounded.ball(x, eps)
 
     @torch.no_grad()
     def _note_real_proofs(self, batch: _Batch) -> None:
-        """Of the images that are open: the margins of those that would be proved if the network did not round."""
+        """Note the margins of undecided images that would be proved in real arithmetic."""
         if self.arithmetic == "real" or batch.proof is None or len(batch.left) == 0:
             return
         rows = batch.left
         proof = Proof(self.net, Box.ball(batch.x[rows], batch.eps), batch.y[rows])
-        # Linear bounds are asked again only where what they lost to rounding may have decided.
+        # Linear bounds are computed again only if rounding may have cost them the proof.
         near = (proof.tighten("ibp") > 0) | (batch.proof.tighten("ibp") + 2 * batch.proof.lost > 0)
         if bool(near.any()):
             rows, proof = rows[near], proof.take(torch.nonzero(near).flatten())
             for stage in (name for name in self.by if VERIFIERS[name].cost == "batch"):
                 proof.tighten(stage)
-            known = zip(rows.tolist(), proof.tighten("ibp").tolist(), strict=True)
-            batch.real_margins |= {i: margin for i, margin in known if margin > 0}
+            margins = zip(rows.tolist(), proof.tighten("ibp").tolist(), strict=True)
+            batch.real_margins |= {i: margin for i, margin in margins if margin > 0}
 
     @torch.no_grad()
     def _prove(self, batch: _Batch, stage: str) -> None:
+        """Bound the margins of the undecided images by a verifier; for a search, by IBP."""
         with batch.timed():
             if batch.proof is None:
                 batch.proof = Proof(self.net, self._inputs(batch.x[batch.left], batch.eps), batch.y[batch.left])
-            prover = "ibp" if stage in searches() else stage
-            margins = batch.proof.tighten(prover)
-        batch.margin(batch.left, margins)
-        # A NaN margin proves nothing. In real arithmetic what a search starts from meets the search's own threshold.
-        enough = PROVED if stage in searches() and self.arithmetic == "real" else 0.0
-        batch.decide(margins > enough, "robust", prover)
+            verifier = "ibp" if stage in searches() else stage
+            margins = batch.proof.tighten(verifier)
+        batch.set_margins(batch.left, margins)
+        # In real arithmetic, margins that a search starts from must reach its threshold. A NaN margin is no proof.
+        threshold = PROVED if stage in searches() and self.arithmetic == "real" else 0.0
+        batch.decide(margins > threshold, "robust", verifier)
 
     @torch.no_grad()
     def check_exact(self, x: Tensor) -> None:
-        """Refuse at once what a search could only refuse at the first image (1, ...) that gets there."""
+        """Raise a UserError if a search can't take the network. x (1, ...): any image."""
         point = x.to(next(self.net.parameters()).device)
         Kinks(LinearBounds(self.net, Box(point.double(), 0.0), wide=point.dtype))
 
     def _search(self, batch: _Batch, stage: str) -> None:
-        """One image after the other, each about the classes that are not excluded yet."""
+        """Search the undecided images one by one, each against the classes that are not excluded yet."""
         assert batch.proof is not None
         last, real = stage == self.stages[-1], self.arithmetic == "real"
-        enough = PROVED if real else 0.0
+        threshold = PROVED if real else 0.0
         answers = []
         for row, known in zip(batch.left.tolist(), batch.proof.margins.tolist(), strict=True):
             label, one = int(batch.y[row]), batch.left.new_tensor([row])
@@ -204,33 +223,34 @@ class Cascade:
                 left = max(0.0, self.budget - float(batch.seconds[row]))
                 question = Question.robustness(
                     self.net, batch.x[row : row + 1], label, batch.eps, len(known), real
-                ).about([k for k, margin in enumerate(margins) if not margin > enough])
-                answer = searches()[stage](question, seconds=left if last else left / 2)  # others want time too
-            batch.margin(one, torch.tensor([min([answer.margin, *(m for m in margins if m > enough)])]))
+                ).about([k for k, margin in enumerate(margins) if not margin > threshold])
+                answer = searches()[stage](question, seconds=left if last else left / 2)  # half for later stages
+            batch.set_margins(one, torch.tensor([min([answer.margin, *(m for m in margins if m > threshold)])]))
             if answer.counterexample is not None:
-                self._keep(batch, one, answer.counterexample)
+                self._save(batch, one, answer.counterexample)
             answers.append(answer)
-        found = [(a.counterexample is not None, a.robust, last and not a.in_time) for a in answers]
-        falsified, robust, late = torch.tensor(found, device=batch.left.device).T
+        flags = [(a.counterexample is not None, a.robust, last and not a.in_time) for a in answers]
+        falsified, robust, late = torch.tensor(flags, device=batch.left.device).T
         verdict: Verdict
-        for over, verdict, decider in (
+        for decided, verdict, decider in (
             (falsified, "falsified", stage), (robust, "robust", stage), (late & ~falsified & ~robust, "timeout", None),
         ):  # fmt: skip
-            batch.verdict(batch.left[over], verdict, decider)
-        batch.leave(falsified | robust | late)
+            batch.set_verdict(batch.left[decided], verdict, decider)
+        batch.remove(falsified | robust | late)
 
-    def _keep(self, batch: _Batch, rows: Tensor, x_adv: Tensor) -> None:
+    def _save(self, batch: _Batch, rows: Tensor, x_adv: Tensor) -> None:
+        """Save counterexamples (D, ...) of some rows of the batch (D,)."""
         if self.folder:
-            batch.counterexamples |= _kept(self.folder, x_adv, rows.tolist(), batch.indices, batch.eps)
+            batch.counterexamples |= _save_counterexamples(self.folder, x_adv, rows.tolist(), batch.indices, batch.eps)
 
 
 class _Batch:
-    """Some images, what is known of each, and which are `left` (their numbers) for the next stage."""
+    """A batch of images and the results so far. `left` are the rows of the undecided images."""
 
     def __init__(self, x: Tensor, y: Tensor, indices: list[int], eps: float) -> None:
         self.x, self.y, self.indices, self.eps = x, y, indices, eps
         self.left = torch.arange(len(x), device=x.device)
-        self.proof: Proof | None = None  # of those that are left
+        self.proof: Proof | None = None  # about the undecided images
         self.verdicts: list[Verdict] = ["unknown"] * len(x)
         self.deciders: list[str | None] = [None] * len(x)
         self.seconds = torch.zeros(len(x), dtype=torch.float64)
@@ -238,44 +258,53 @@ class _Batch:
         self.counterexamples: dict[int, str] = {}
         self.real_margins: dict[int, float] = {}
 
-    def decide(self, over: Tensor, verdict: Verdict, decider: str | None) -> None:
-        """A verdict for those of the images that are left for which `over` is true; they leave."""
-        self.verdict(self.left[over], verdict, decider)
-        self.leave(over)
+    def decide(self, mask: Tensor, verdict: Verdict, decider: str | None) -> None:
+        """Give a verdict to the undecided images in a mask over `left`, and remove them from `left`."""
+        self.set_verdict(self.left[mask], verdict, decider)
+        self.remove(mask)
 
-    def verdict(self, rows: Tensor, verdict: Verdict, decider: str | None) -> None:
+    def set_verdict(self, rows: Tensor, verdict: Verdict, decider: str | None) -> None:
         for i in rows.tolist():
             self.verdicts[i], self.deciders[i] = verdict, decider
 
     @torch.no_grad()
-    def leave(self, over: Tensor) -> None:
-        if bool(over.any()):
-            self.left = self.left[~over]
+    def remove(self, mask: Tensor) -> None:
+        """Remove the images in a mask over `left` from `left`."""
+        if bool(mask.any()):
+            self.left = self.left[~mask]
             if self.proof is not None:
-                self.proof = self.proof.take(torch.nonzero(~over).flatten())
+                self.proof = self.proof.take(torch.nonzero(~mask).flatten())
 
-    def margin(self, rows: Tensor, margins: Tensor) -> None:
-        known = zip(rows.tolist(), margins.tolist(), strict=True)
-        self.margins |= {i: margin for i, margin in known if math.isfinite(margin)}
+    def set_margins(self, rows: Tensor, margins: Tensor) -> None:
+        """Store the finite lower margins of some rows."""
+        pairs = zip(rows.tolist(), margins.tolist(), strict=True)
+        self.margins |= {i: margin for i, margin in pairs if math.isfinite(margin)}
 
     @contextmanager
     def timed(self, rows: Tensor | None = None) -> Iterator[None]:
-        """Share the time of a stage among the rows that went through it: those that are left, if none are named."""
+        """Add the time of a block to some rows in equal shares. Default: the undecided images."""
         rows = self.left if rows is None else rows
         began = time.perf_counter()
         yield
         self.seconds[rows.cpu()] += (time.perf_counter() - began) / len(rows)
 
 
-def _kept(folder: Path, x_adv: Tensor, rows: list[int], todo: list[int], eps: float) -> dict[int, str]:
-    """Counterexamples go to the disk before the records that name them."""
+def _save_counterexamples(
+    folder: Path, x_adv: Tensor, rows: list[int], indices: list[int], eps: float
+) -> dict[int, str]:
+    """Write counterexamples to a new file, before the records that refer to them.
+
+    Returns:
+        "file#row" for each row of the batch.
+    """
     (folder / "counterexamples").mkdir(parents=True, exist_ok=True)
-    names = (f"counterexamples/eps-{eps!r}-{todo[0]:06d}-{k}.safetensors" for k in itertools.count())
-    name = next(n for n in names if not (folder / n).exists())  # earlier records keep the files they name
-    checkpoint.save(folder / name, {"x_adv": x_adv, "index": torch.tensor([todo[i] for i in rows])}, {"eps": eps})
+    names = (f"counterexamples/eps-{eps!r}-{indices[0]:06d}-{k}.safetensors" for k in itertools.count())
+    name = next(n for n in names if not (folder / n).exists())  # earlier records refer to the others
+    checkpoint.save(folder / name, {"x_adv": x_adv, "index": torch.tensor([indices[i] for i in rows])}, {"eps": eps})
     return {row: f"{name}#{k}" for k, row in enumerate(rows)}
 
 
 def check_labels(y: Tensor, classes: int) -> None:
+    """Raise a UserError unless the labels are classes of the network."""
     if y.is_floating_point() or bool(((y < 0) | (y >= classes)).any()):
-        raise UserError(f"The labels must be whole numbers from 0 to {classes - 1}, one class a logit.")
+        raise UserError(f"The labels must be whole numbers from 0 to {classes - 1}, one class per logit.")

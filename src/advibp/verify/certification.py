@@ -1,4 +1,4 @@
-"""A verdict for every image and eps: reads images batch by batch, keeps records, continues what was begun."""
+"""`certify`: gives every image a verdict at every eps, and keeps records of them in a folder."""
 
 from __future__ import annotations
 
@@ -29,42 +29,45 @@ from advibp.verify.argument_checks import (
     check_whole,
     make_folder,
 )
-from advibp.verify.arguments import USAGE, Images, images_and_radii
+from advibp.verify.arguments import USAGE, Images, parse_images_and_radii
 from advibp.verify.attack_options import Attack, check_attack
 from advibp.verify.cascade import Cascade, check_labels
 from advibp.verify.precision import Arithmetic, check_types, full_precision
 from advibp.verify.records import Certificate, Record, RecordFile
 from advibp.verify.selftest import FEW, check_function
 from advibp.verify.summary import summarize
-from advibp.verify.verifiers import check_arithmetic, in_order, searches
+from advibp.verify.verifiers import VERIFIERS, check_arithmetic, in_order, searches
 from advibp.verify.workers import in_workers
 
-#: Per image, where a verifier may search for hours and nobody said how long.
+#: Default budget in seconds per image if a search is among the verifiers.
 SEARCH_SECONDS = 60.0
+
+Radii = float | str | Sequence[float | str] | Tensor
 
 
 class Progress(Protocol):
-    """Told of eps, the images done, those in all, and how many have each verdict."""
+    """Called with eps, the number of decided images, the number of all images, and the counts of verdicts."""
 
     def __call__(self, eps: float, done: int, total: int, counts: Counter[str] | None = None, /) -> None: ...
 
 
 @dataclass(frozen=True)
 class _Job:
-    """Some images at one eps: what is known of them, and the numbers of those that are left to decide."""
+    """A batch of images at one eps: earlier records that are still valid, and the images that are left to decide."""
 
     eps: float
-    kept: list[Record]
+    known: list[Record]
     indices: list[int]
-    prints: list[str]
+    fingerprints: list[str]
 
 
 def certify(
     net: nn.Module,
     images: Images | Sequence[Tensor] | Dataset[Any] | DataLoader[Any] | Tensor | None = None,
-    *given: Any,
-    eps: float | str | Sequence[float | str] | None = None,
-    by: Sequence[str] = ("ibp",),
+    y: Tensor | Radii | None = None,
+    eps: Radii | None = None,
+    *,
+    by: str | Sequence[str] = ("ibp",),
     arithmetic: str | None = None,
     attack: Attack | None = None,
     budget: float | None = None,
@@ -76,25 +79,53 @@ def certify(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Certificate:
-    """certify(net, images, eps) or certify(net, x, y, eps): a verdict for every image and eps.
+    """Give every image a verdict at every eps: certify(net, images, eps) or certify(net, x, y, eps).
 
-    `images` are a `Split`, a pair of tensors, or a torch Dataset or DataLoader, which is read batch by batch; a
-    DataLoader that shuffles or augments is read once, in its order. `eps` may be written as "8/255". `by` names provers
-    (ibp, crown-ibp, crown, deepz, alpha-crown) and searches (refinezono, bab, milp), which are asked cheapest first;
-    by=['complete'] stands for those that leave nothing open but for time. `arithmetic` is what a proof covers: by
-    default every evaluation of the network in its own type, float32 or float64, in whatever order its sums are taken;
-    `real` gives the bounds that papers report, which ignore rounding. `budget` are seconds per image, after which no
-    further verifier is asked (the attack is always made): none for provers, 60 with a search. `sample` takes so many
-    images by chance; `workers` are processes. With `out` the records are kept there, and a second call continues them:
-    for the same function and the same image, of which a record carries fingerprints. `command` is noted in the
-    summary beside them.
+    The stages run cheapest first: the clean pass, cheap verifiers, the attack, the other verifiers. An image leaves at
+    its first verdict. The network is used in evaluation mode and gets its mode back.
+
+    Example:
+        >>> import advibp
+        >>> net = advibp.nets.build("FC 20", input_shape=(1, 28, 28), seed=0)
+        >>> test = advibp.data.load("mnist").test.take(8)
+        >>> certificate = advibp.certify(net, test, [0.001, 0.01], by=["ibp", "crown"])
+        >>> certificate.counts(0.001).total()
+        8
+
+    Args:
+        net: Any module of supported operations that maps images to logits (B, K).
+        images: Images (N, ...) in [0, 1] as a tensor, with labels `y`; or images with labels: a `Split`, a pair (x, y)
+            of tensors, a Dataset or a DataLoader. A Dataset is read in batches. A DataLoader that shuffles or augments
+            is read once.
+        y: Labels (N,) if `images` is a tensor. Otherwise the third positional argument is `eps`.
+        eps: One radius or several, in (0, 1]. A text such as "8/255" is allowed.
+        by: Names of verifiers (see `advibp.verify.verifiers.VERIFIERS`), in any order. "complete" stands for those that
+            decide every image, given enough time. Default: IBP.
+        arithmetic: What the proofs cover. Default: every evaluation of the network in its own type, float32 or float64,
+            with its rounding errors. "real" ignores rounding, as papers do.
+        attack: Default: `Attack()`, PGD with 200 steps.
+        budget: Seconds per image, after which no further verifier runs. The attack always runs. Default: no limit, or
+            60 if a search (refinezono, bab, milp) is among the verifiers.
+        sample: Number of images to draw at random. Default: all images.
+        workers: Number of processes. Default: 1.
+        out: Folder for records.jsonl, summary.json and counterexamples. A second call with the same folder skips images
+            that were decided for the same network, image and eps. Default: nothing is written.
+        command: The command to note in the summary.
+        batch_size: Images per batch. Default: 500.
+        seed: Seed of the attack's random starts and of `sample`. Default: 0.
+        progress: Called after each batch. Default: a progress bar on a terminal.
+
+    Returns:
+        A record for each image and eps, sorted by eps in the order given and by image.
+
+    Raises:
+        UserError: If an argument is wrong or would be ignored, or if the network can't be certified.
     """
     check_net(net, images, USAGE)
-    images, radii = images_and_radii(images, list(given), eps)
-    provers = in_order(by)
-    searching = any(name in searches() for name in provers)
-    default = SEARCH_SECONDS if searching else math.inf
-    seconds = default if budget is None else check_seconds("budget", budget, "seconds per image")
+    images, radii = parse_images_and_radii(images, y, eps)
+    verifiers = in_order(by)
+    searching = any(name in searches() for name in verifiers)
+    seconds = _check_budget(budget, verifiers)
     batch_size, workers = check_whole("batch_size", batch_size, 1), check_whole("workers", workers, 1)
     sample, seed = None if sample is None else check_whole("sample", sample, 1), check_whole("seed", seed)
     check_callable("progress", progress, "progress(eps, done, total, counts)")
@@ -102,49 +133,49 @@ def certify(
     folder = check_folder("out", out)
     if command and folder is None:
         raise UserError("command is written to the summary, which needs a folder; give out, or leave command out.")
-    chosen = _chosen(len(images), sample, seed)
-    with torch.inference_mode(False), full_precision(), modes_kept(net), ExitStack() as held:
-        counting = held.enter_context(Counting("certifying"))
+    chosen = _choose(len(images), sample, seed)
+    with torch.inference_mode(False), full_precision(), modes_kept(net), ExitStack() as stack:
+        counting = stack.enter_context(Counting("certifying"))
         net.eval()
-        kind, weights = arithmetic_of(net, arithmetic), weights_of(net)
-        check_arithmetic(provers, kind)
-        model = check(net, images)
-        cascade = Cascade(net, provers, attack or Attack(), folder, seed, model, seconds, kind, weights)
+        kind, weights = arithmetic_of(net, arithmetic), weights_fingerprint(net)
+        check_arithmetic(verifiers, kind)
+        model = check_inputs(net, images)
+        cascade = Cascade(net, verifiers, attack or Attack(), folder, seed, model, seconds, kind, weights)
         if searching:
             cascade.check_exact(images.batch(torch.arange(1))[0])
         if folder:
             make_folder(folder)
-            held.enter_context(checkpoint.held(folder, "certifying", (folder, folder / "counterexamples")))
+            stack.enter_context(checkpoint.held(folder, "certifying", (folder, folder / "counterexamples")))
         file = RecordFile.open(folder / "records.jsonl") if folder else None
         if workers > 1 and next(net.parameters()).device.type != "cpu":
             raise UserError("workers need the network on a CPU; certify with workers=1.")
-        # Small enough that every worker has some, and that a kill loses little.
+        # Batches are small enough for every worker to get some, and for a killed process to lose little.
         size = min(batch_size, math.ceil(len(chosen) * len(radii) / (4 * workers))) if workers > 1 else batch_size
         size = min(size, 25) if searching else size
 
         def decide(job: _Job) -> list[Record]:
             x, y = images.batch(torch.tensor(job.indices)) if job.indices else (None, None)
-            return [] if x is None or y is None else cascade.decide(x, y, job.indices, job.prints, job.eps)
+            return [] if x is None or y is None else cascade.decide(x, y, job.indices, job.fingerprints, job.eps)
 
-        jobs = _tested(net, images, _jobs(cascade, images, chosen, radii, size, file))
+        jobs = _test_first(net, images, _jobs(cascade, images, chosen, radii, size, file))
         workers = min(workers, len(radii) * math.ceil(len(chosen) / size))
-        found: list[Record] = []
-        done: dict[float, Counter[str]] = {}
+        records: list[Record] = []
+        verdicts: dict[float, Counter[str]] = {}
         for job, new in in_workers(decide, jobs, workers):
             if file:
                 file.add(new)
-            found += [*job.kept, *new]
-            counts = done.setdefault(job.eps, Counter())
-            counts.update(r.verdict for r in (*job.kept, *new))
+            records += [*job.known, *new]
+            counts = verdicts.setdefault(job.eps, Counter())
+            counts.update(r.verdict for r in (*job.known, *new))
             (progress or counting.progress)(job.eps, counts.total(), len(chosen), counts)
-        place = {radius: k for k, radius in enumerate(radii)}
-        certificate = Certificate(sorted(found, key=lambda r: (place[r.eps], r.index)))
+        position = {radius: k for k, radius in enumerate(radii)}
+        certificate = Certificate(sorted(records, key=lambda r: (position[r.eps], r.index)))
         if file and folder:
             file.compact()
             summary = summarize(
                 certificate,
                 attack=cascade.attack,
-                by=provers,
+                by=verifiers,
                 arithmetic=kind,
                 sample=sample,
                 seed=seed,
@@ -155,23 +186,38 @@ def certify(
     return certificate
 
 
+def _check_budget(budget: float | None, verifiers: Sequence[str]) -> float:
+    """Seconds per image; infinite without a budget and without a search."""
+    if budget is None:
+        return SEARCH_SECONDS if any(name in searches() for name in verifiers) else math.inf
+    seconds = check_seconds("budget", budget, "seconds per image")
+    if all(VERIFIERS[name].before_attack for name in verifiers):
+        others = ", ".join(name for name, row in VERIFIERS.items() if not row.before_attack)
+        raise UserError(
+            f"budget limits verifiers that run after the attack, and {' and '.join(verifiers)} run before it; leave "
+            f"budget out, or add one of {others} to by."
+        )
+    return seconds
+
+
 def _jobs(
     cascade: Cascade, images: Images, chosen: list[int], radii: list[float], size: int, file: RecordFile | None
 ) -> Iterator[_Job]:
+    """Batches of `size` images at each eps, with the earlier records that are still valid."""
     prints: dict[int, str] = {}
     for radius, start in itertools.product(radii, range(0, len(chosen), size)):
         rows = chosen[start : start + size]
         if rows[0] not in prints:
             prints |= zip(rows, fingerprints(*images.batch(torch.tensor(rows))), strict=True)
-        known = [(file.records.get((i, radius)), prints[i]) for i in rows] if file else []
-        kept = [record for record, image in known if record and cascade.stands(record, image)]
-        over = {r.index for r in kept}
-        indices = [i for i in rows if i not in over]
-        yield _Job(radius, kept, indices, [prints[i] for i in indices])
+        earlier = [(file.records.get((i, radius)), prints[i]) for i in rows] if file else []
+        known = [record for record, image in earlier if record and cascade.is_valid(record, image)]
+        decided = {r.index for r in known}
+        indices = [i for i in rows if i not in decided]
+        yield _Job(radius, known, indices, [prints[i] for i in indices])
 
 
-def _tested(net: nn.Module, images: Images, jobs: Iterator[_Job]) -> Iterator[_Job]:
-    """The same jobs; before the first with something to decide, the network is tested on some of its images."""
+def _test_first(net: nn.Module, images: Images, jobs: Iterator[_Job]) -> Iterator[_Job]:
+    """Yield the jobs; before the first one with images to decide, run the self-test of the network on some of them."""
     tested = False
     for job in jobs:
         if job.indices and not tested:
@@ -180,47 +226,55 @@ def _tested(net: nn.Module, images: Images, jobs: Iterator[_Job]) -> Iterator[_J
         yield job
 
 
-def weights_of(net: nn.Module) -> str:
-    """Fingerprint of the weights alone: that of the tensors in a run's model.safetensors."""
+def weights_fingerprint(net: nn.Module) -> str:
+    """Fingerprint of the weights, equal to that of the tensors in a run's model.safetensors."""
     return checkpoint.fingerprint(net.state_dict())
 
 
 def fingerprints(x: Tensor, y: Tensor) -> list[str]:
-    """Of each image and its label."""
+    """Fingerprint of each image together with its label."""
     return [checkpoint.fingerprint({"x": image, "y": label}) for image, label in zip(x, y, strict=True)]
 
 
-def _chosen(count: int, sample: int | None, seed: int) -> list[int]:
-    """All images, or so many by chance, in order."""
+def _choose(count: int, sample: int | None, seed: int) -> list[int]:
+    """The numbers of all images, or of a random sample, in ascending order."""
     if sample is None or sample >= count:
         return list(range(count))
     return sorted(torch.randperm(count, generator=torch.Generator().manual_seed(seed % 2**63))[:sample].tolist())
 
 
-def arithmetic_of(net: nn.Module, wanted: str | None = None) -> Arithmetic:
-    """The arithmetic that a proof covers: the network's own type, or real numbers if they are asked for."""
+def arithmetic_of(net: nn.Module, arithmetic: str | None = None) -> Arithmetic:
+    """The arithmetic that proofs cover.
+
+    Args:
+        net: The network.
+        arithmetic: "real", or the type in which the network runs, which is the default.
+
+    Raises:
+        UserError: If `arithmetic` is neither of them, or the network runs in low precision.
+    """
     check_types(net)
     types = {t.dtype for t in itertools.chain(net.parameters(), net.buffers()) if t.is_floating_point()}
-    own: Arithmetic = "float32" if torch.float32 in types or not types else "float64"
-    if wanted is not None and wanted not in ("real", own):
-        raise UserError(f"arithmetic is {wanted!r}, but must be '{own}', in which the network runs, or 'real'.")
-    return "real" if wanted == "real" else own
+    default: Arithmetic = "float32" if torch.float32 in types or not types else "float64"
+    if arithmetic is not None and arithmetic not in ("real", default):
+        raise UserError(f"arithmetic is {arithmetic!r}, but must be '{default}', in which the network runs, or 'real'.")
+    return "real" if arithmetic == "real" else default
 
 
-def check(net: nn.Module, images: Images) -> str:
-    """Refuse what can't be certified; otherwise the fingerprint of the network."""
+def check_inputs(net: nn.Module, images: Images) -> str:
+    """Raise a UserError if the network can't be certified on these images; otherwise return its fingerprint."""
     if len(images) == 0:
         raise UserError("There are no images; give at least one.")
-    # All that is in memory; what is read later is checked when it is read.
+    # Images in memory are checked here, other images when they are read.
     x, y = (images.x, images.y) if isinstance(images, Split) else images.batch(torch.arange(1))
     if not bool(((x >= 0) & (x <= 1)).all()):
-        raise UserError("The images leave [0, 1] or hold NaN; scale them to [0, 1] and let the network normalize.")
+        raise UserError("The images leave [0, 1] or hold NaN; scale them to [0, 1] and normalize inside the network.")
     first = next(net.parameters(), None)
     if first is None:
         raise UserError("The network has no parameters; there is nothing to certify.")
     if x.dtype != first.dtype:
         raise UserError(f"The images are {x.dtype}, the network is {first.dtype}; convert one of them.")
-    logits, model = _behaviour(net, x)
+    logits, model = _run_on_noise(net, x)
     if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.dim() != 2 or logits.shape[1] < 2:
         raise UserError("The network does not return logits of shape (images, classes), with at least two classes.")
     if logits.dtype != x.dtype:
@@ -230,15 +284,16 @@ def check(net: nn.Module, images: Images) -> str:
 
 
 @torch.no_grad()
-def _behaviour(net: nn.Module, x: Tensor) -> tuple[Any, str]:
-    """Logits of fixed images, and a fingerprint of the function: weights alone do not tell what `forward` does.
+def _run_on_noise(net: nn.Module, x: Tensor) -> tuple[Any, str]:
+    """Logits of eight fixed noise images of the shape of x, and a fingerprint of the network.
 
-    The logits enter coarsely, in thousandths of the largest: another number of threads must not make another network.
+    The fingerprint is that of the weights and of the logits, because the weights do not determine `forward`. The logits
+    are rounded to thousandths of the largest, so that it does not depend on the number of threads.
     """
     probe = torch.rand(8, *x.shape[1:], generator=torch.Generator().manual_seed(0), dtype=x.dtype)
     try:
         logits = net(probe.to(next(net.parameters()).device))
-    except Exception as error:  # a network of one's own may raise anything
+    except Exception as error:  # a user's network may raise anything
         raise UserError(f"The network can't take images of shape {tuple(x.shape[1:])}: {error}") from error
     state = net.state_dict()
     if isinstance(logits, Tensor) and logits.is_floating_point():

@@ -28,9 +28,9 @@ from advibp.verify.argument_checks import (
     make_folder,
     shortened,
 )
-from advibp.verify.arguments import Images, readable
+from advibp.verify.arguments import Images, parse_images
 from advibp.verify.attack_options import Attack, check_attack, start_generator
-from advibp.verify.certification import Progress, arithmetic_of, check, fingerprints, weights_of
+from advibp.verify.certification import Progress, arithmetic_of, check_inputs, fingerprints, weights_fingerprint
 from advibp.verify.precision import ARITHMETICS, full_precision
 from advibp.verify.selftest import check_function
 from advibp.verify.verifiers import Proof, bounding_verifiers, check_arithmetic, in_order
@@ -184,16 +184,16 @@ def radii(
     check_net(net, images, "radii(net, images)")
     check_attack(attack)
     check_callable("progress", progress, "progress(eps, done, total)")
-    images, folder = readable(images), check_folder("out", out)
+    images, folder = parse_images(images), check_folder("out", out)
     provers, attack = in_order(by, list(bounding_verifiers())), attack or Attack()
     batch_size, seed = check_whole("batch_size", batch_size, 1), check_whole("seed", seed)
     found: list[Radius] = []
     with full_precision(), modes_kept(net), ExitStack() as held, Counting("bisecting") as counting, torch.no_grad():
         net.eval()
-        kind, weights = arithmetic_of(net, arithmetic), weights_of(net)
+        kind, weights = arithmetic_of(net, arithmetic), weights_fingerprint(net)
         check_arithmetic(provers, kind)
         asked = {"provers": " ".join(provers), "attack": f"{attack} seed={seed}", "arithmetic": kind}
-        asked["model"] = check(net, images)
+        asked["model"] = check_inputs(net, images)
         if folder:
             make_folder(folder)
             held.enter_context(checkpoint.held(folder, "certifying", (folder,)))
