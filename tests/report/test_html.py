@@ -281,7 +281,7 @@ def test_the_page_shows_a_verifier_that_is_added_to_the_table(
     (path / "certify").mkdir(parents=True)
     shutil.copy(trained["first"] / "recipe.yaml", path)
     summary = {
-        "percent": {"0.1": {"standard_error": 10.0, "pgd_error": 20.0, "verified_error": 40.0}},
+        "percent": {"0.1": {"standard_error": 10.0, "attack_error": 20.0, "verified_error": 40.0}},
         "by": ["newest", "ibp"],
         "images": 10,
         "attack": "pgd steps=1",

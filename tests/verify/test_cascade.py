@@ -70,7 +70,7 @@ def test_no_verdict_is_contradicted(seed: int, spec: str, eps: float) -> None:
             assert not broken[i]
             assert not stray[i]
     errors = certificate.errors(eps)
-    assert errors["standard_error"] <= errors["pgd_error"] <= errors["verified_error"]
+    assert errors["standard_error"] <= errors["attack_error"] <= errors["verified_error"]
     assert errors["standard_error"] == pytest.approx(wrong.float().mean().item())
 
 

@@ -178,9 +178,9 @@ def test_errors_follow_from_the_verdicts(verdicts: list[Any]) -> None:
     assert sum(counts.values()) == total
     wrong = counts["misclassified"] + counts["error"]  # NaN is no right answer
     assert errors["standard_error"] == pytest.approx(wrong / total)
-    assert errors["pgd_error"] == pytest.approx((wrong + counts["falsified"]) / total)
+    assert errors["attack_error"] == pytest.approx((wrong + counts["falsified"]) / total)
     assert errors["verified_error"] == pytest.approx((total - verdicts.count("robust")) / total)
-    assert errors["standard_error"] <= errors["pgd_error"] <= errors["verified_error"] + 1e-12
+    assert errors["standard_error"] <= errors["attack_error"] <= errors["verified_error"] + 1e-12
 
 
 def test_the_table_has_a_row_for_each_radius() -> None:
@@ -204,3 +204,12 @@ def test_who_was_passed_over_is_not_said_to_prove_nothing() -> None:
     assert summarize(mixed, attack=Attack(), by=["ibp"], arithmetic="float32")["by"] == ["milp"]
     plain = Certificate([Record(**{**asdict(record(0)), "by": "ibp"})])
     assert summarize(plain, attack=Attack(), by=["ibp", "crown"], arithmetic="float32")["by"] == ["ibp", "crown"]
+
+
+def test_the_old_name_of_the_attack_error_warns() -> None:
+    errors = Certificate([record(0)]).errors(record(0).eps)
+    with pytest.warns(DeprecationWarning, match="attack_error"):
+        assert errors["pgd_error"] == errors["attack_error"]
+    assert set(errors) == {"standard_error", "attack_error", "verified_error"}
+    with pytest.raises(KeyError):
+        errors["other"]

@@ -154,7 +154,7 @@ def test_no_verdict_is_contradicted(seed: int, spec: str, eps: float) -> None:
     assert counts.total() == len(x)
     errors = certificate.errors(eps)
     assert errors["verified_error"] == pytest.approx(1 - counts["robust"] / len(x))
-    assert errors["pgd_error"] == pytest.approx((counts["misclassified"] + counts["falsified"]) / len(x))
+    assert errors["attack_error"] == pytest.approx((counts["misclassified"] + counts["falsified"]) / len(x))
 
 
 @settings(max_examples=6)

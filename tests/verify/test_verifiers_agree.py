@@ -58,7 +58,7 @@ def test_what_a_search_breaks_is_no_error_under_attack() -> None:
     deciders = [r.by for r in found.records if r.verdict == "falsified"]
     assert set(deciders) & set(EXACT)
     errors, wrong = found.errors(0.2), found.counts(0.2)["misclassified"]
-    assert errors["pgd_error"] == (wrong + deciders.count("pgd")) / len(x)
+    assert errors["attack_error"] == (wrong + deciders.count("pgd")) / len(x)
     assert errors["verified_error"] == (wrong + len(deciders)) / len(x)
 
 

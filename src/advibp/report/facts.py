@@ -150,7 +150,7 @@ def _by_class(records: list[Record], eps: float) -> list[dict[str, Any]]:
                 "label": label,
                 "images": len(mine.records),
                 "standard": 100 * errors["standard_error"],
-                "attack": 100 * errors["pgd_error"],
+                "attack": 100 * errors["attack_error"],
                 "verified": [["all", 100 * errors["verified_error"]]],
             }
         )

@@ -95,7 +95,8 @@ class Certification:
         verified = {name: 100 * share for name, share in verified_errors(flow, asked).items()} if flow else {}
         # What is said of all verifiers together was rounded, or not, by one rule.
         verified |= dict.fromkeys(asked[-1:], told["verified_error"])
-        return Errors(images, told["standard_error"], told["pgd_error"], verified)
+        attack = told["attack_error" if "attack_error" in told else "pgd_error"]  # its name in older summaries
+        return Errors(images, told["standard_error"], attack, verified)
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,7 @@ def _percent(certificate: Certificate, eps: float, by: Sequence[str]) -> dict[st
     verified = verified_errors(certificate.flow(eps), by)
     return {
         "standard": 100 * errors["standard_error"],
-        "PGD": 100 * errors["pgd_error"],
+        "PGD": 100 * errors["attack_error"],
         "verified (IBP)": 100 * verified["ibp"] if "ibp" in by else None,
         "verified (best)": 100 * errors["verified_error"],
     }

@@ -1,9 +1,10 @@
-"""One line of JSON per image and eps, and the counts that follow from them."""
+"""Records of a certification, one line of JSON per image and eps, and the errors computed from them."""
 
 from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, field, fields
@@ -22,28 +23,47 @@ VERDICTS: tuple[Verdict, ...] = ("robust", "falsified", "misclassified", "unknow
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What is known of one image at one eps. No verdict is ever folded into another."""
+    """The verdict on one image at one eps. Verdicts are never merged.
+
+    Attributes:
+        index: Number of the image in the data set.
+        eps: Radius in (0, 1].
+        label: Class of the image.
+        prediction: Class that the network predicts for the unchanged image.
+        verdict: One of `VERDICTS`.
+        by: The stage that decided; None if no stage did.
+        lower_margin: Proved lower bound of the smallest margin, if there is a finite one.
+        seconds: Time spent on the image, all stages together.
+        provers: Names of the verifiers of the call, separated by spaces.
+        attack: The attack with all its options and its seed.
+        model: Fingerprint of the network: its weights and its logits on fixed noise images.
+        image: Fingerprint of the image and its label.
+        counterexample: "file#row" in the folder of the records, if there is one.
+        weights: Fingerprint of the weights alone, to compare with a run's folder; "" if unknown.
+        arithmetic: What a proof covers. Old records without this field ignore rounding: "real".
+        real_margin: Lower margin in real arithmetic of an undecided image that would be proved there.
+    """
 
     index: int
     eps: float
     label: int
     prediction: int
     verdict: Verdict
-    by: str | None  # who decided; None where nobody did
-    lower_margin: float | None  # proved lower bound of the smallest margin
+    by: str | None
+    lower_margin: float | None
     seconds: float
-    provers: str  # who was asked for a proof
-    attack: str  # the attack and all its options
-    model: str  # fingerprint of the function this is about: its weights, and what it makes of a fixed image
-    image: str  # fingerprint of the image and its label
-    counterexample: str | None = None  # "file#row" beside the records
-    weights: str = ""  # fingerprint of the weights alone, which a run's folder can be compared with; "": not known
-    arithmetic: str = "real"  # that a proof covers; records of versions that did not say so ignore rounding
-    real_margin: float | None = None  # of an image that is open: its lower margin, if real arithmetic would prove it
+    provers: str
+    attack: str
+    model: str
+    image: str
+    counterexample: str | None = None
+    weights: str = ""
+    arithmetic: str = "real"
+    real_margin: float | None = None
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> Record:
-        """A record from its fields; a ValueError says which one is wrong."""
+        """Build a record from its fields. A ValueError names a field that is wrong."""
         check = Fields(content, _FIELDS, _REQUIRED)
         check.integer("index", 0)
         check.number("eps", 0, 1, above=True)
@@ -62,8 +82,8 @@ class Record:
         if "arithmetic" in content:
             check.choice("arithmetic", ARITHMETICS)
         record = cls(**content)
-        if strange := sorted(set(record.provers.split()) - VERIFIERS.keys()):
-            raise ValueError(f"provers names {strange[0]!r}, which is no verifier")
+        if unknown := sorted(set(record.provers.split()) - VERIFIERS.keys()):
+            raise ValueError(f"provers names {unknown[0]!r}, which is not a verifier")
         if record.verdict == "robust" and record.lower_margin is not None and not record.lower_margin > 0:
             raise ValueError(f"lower_margin is {record.lower_margin}, but must be above 0 for the verdict robust")
         if record.verdict != "error" and (record.prediction == record.label) != (record.verdict != "misclassified"):
@@ -71,13 +91,18 @@ class Record:
                 f"label {record.label} and prediction {record.prediction} contradict the verdict {record.verdict}"
             )
         if record.counterexample is not None and not re.fullmatch(r"[^#]+#[0-9]+", record.counterexample):
-            raise ValueError("counterexample names no file and row, such as counterexamples/file#0")
+            raise ValueError("counterexample must name a file and a row, such as counterexamples/file#0")
         return record
 
 
 @dataclass
 class RecordFile:
-    """Records on disk, appended batch by batch. A line cut short by a kill is dropped when the file is opened."""
+    """A file of records, appended in batches. An incomplete last line, left by a killed process, is dropped on opening.
+
+    Attributes:
+        path: The file, records.jsonl.
+        records: The newest record for each (index, eps).
+    """
 
     path: Path
     records: dict[tuple[int, float], Record] = field(default_factory=dict)
@@ -85,33 +110,39 @@ class RecordFile:
 
     @classmethod
     def open(cls, path: Path) -> RecordFile:
+        """Read a file, or start a new one.
+
+        Raises:
+            UserError: If a line is damaged.
+        """
         file = cls(path)
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             return file
         raw = path.read_bytes()
-        whole = raw[: raw.rfind(b"\n") + 1]
-        for number, line in enumerate(whole.split(b"\n")[:-1], 1):
+        complete = raw[: raw.rfind(b"\n") + 1]
+        for number, line in enumerate(complete.split(b"\n")[:-1], 1):
             record = parse_line(line, Record.of, f"{path} is damaged in line {number}")
             file.records.pop((record.index, record.eps), None)
             file.records[record.index, record.eps] = record
-        file._lines = whole.count(b"\n")
-        file.compact(half_a_line=len(whole) < len(raw))
+        file._lines = complete.count(b"\n")
+        file.compact(cut_short=len(complete) < len(raw))
         return file
 
-    def compact(self, half_a_line: bool = False) -> None:
-        """One line per image and eps: what was superseded goes, and so does half a line."""
-        if half_a_line or self._lines > len(self.records):
+    def compact(self, cut_short: bool = False) -> None:
+        """Rewrite the file with one line per image and eps if it has outdated lines or an incomplete one."""
+        if cut_short or self._lines > len(self.records):
             checkpoint.write_atomically(self.path, "".join(_line(r) for r in self.records.values()))
             self._lines = len(self.records)
 
     def add(self, records: Iterable[Record]) -> None:
+        """Append records, and wait until they are on the disk."""
         records = list(records)
         with self.path.open("a") as out:
             out.writelines(_line(r) for r in records)
             out.flush()
             os.fsync(out.fileno())
-        for r in records:  # the newest come last: they tell which network the file is about
+        for r in records:  # the newest come last, because readers take the network of the last record
             self.records.pop((r.index, r.eps), None)
             self.records[r.index, r.eps] = r
         self._lines += len(records)
@@ -130,7 +161,12 @@ def _deciders(verdict: Verdict) -> tuple[str | None, ...]:
 
 
 def verified_errors(flow: Iterable[Decided], asked: Iterable[str]) -> dict[str, float]:
-    """The share of images that is not proved by a verifier or one before it, for each that was asked."""
+    """For each verifier in `asked`, the share of images that neither it nor a cheaper one proved.
+
+    Args:
+        flow: The counts of `Certificate.flow` at one eps.
+        asked: Names of verifiers.
+    """
     flow = list(flow)
     total = sum(d.images for d in flow)
     proved = [(stage_position(d.by), d.images) for d in flow if d.verdict == "robust"]
@@ -143,64 +179,98 @@ def _line(record: Record) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Decided:
-    """How many images of one eps got one verdict from one stage, and what one of them took, all stages together."""
+    """How many images got one verdict from one stage at one eps.
 
-    by: str | None  # None: nobody
+    Attributes:
+        by: The stage; None for images that no stage decided.
+        verdict: One of `VERDICTS`.
+        images: Number of images.
+        seconds: Mean time per image, all stages together.
+    """
+
+    by: str | None
     verdict: Verdict
     images: int
     seconds: float
 
 
+class _Errors(dict[str, float]):
+    """Errors by name. The old name `pgd_error` of `attack_error` works for one release."""
+
+    def __missing__(self, key: str) -> float:
+        if key != "pgd_error":
+            raise KeyError(key)
+        warnings.warn("pgd_error is now attack_error; read that.", DeprecationWarning, stacklevel=2)
+        return self["attack_error"]
+
+
 @dataclass(frozen=True)
 class Certificate:
-    """The records of a certification, and the errors they add up to."""
+    """The records of a certification, and errors computed from them.
+
+    Example:
+        >>> import torch, advibp
+        >>> net = advibp.nets.build("FC 4", input_shape=(1, 2, 2), classes=3, seed=0)
+        >>> x = torch.full((2, 1, 2, 2), 0.5)
+        >>> certificate = advibp.certify(net, x, net(x).argmax(1), 0.001)
+        >>> certificate.errors(0.001)["verified_error"]
+        0.0
+
+    Attributes:
+        records: A record for each image and eps.
+    """
 
     records: list[Record]
 
     @property
     def eps(self) -> list[float]:
+        """The radii, in ascending order."""
         return sorted({r.eps for r in self.records})
 
     def counts(self, eps: float) -> Counter[str]:
+        """The number of images with each verdict."""
         return Counter(r.verdict for r in self.records if r.eps == eps)
 
     def errors(self, eps: float) -> dict[str, float]:
-        """Shares of all images: wrong as they are, wrong under attack, and not proved.
+        """Errors as shares of all images.
 
-        What a complete verifier broke is not proved, but the attack did not find it.
+        Returns:
+            `standard_error`: misclassified without a change. `attack_error`: misclassified or broken by the attack; an
+            image that only a verifier broke is not included. `verified_error`: not proved.
         """
         counts = self.counts(eps)
         total = counts.total()
         attacked = sum(r.eps == eps and r.verdict == "falsified" and r.by in ATTACKS for r in self.records)
-        wrong = counts["misclassified"] + counts["error"]  # NaN is no right answer either
-        return {
-            "standard_error": wrong / total,
-            "pgd_error": (wrong + attacked) / total,
-            "verified_error": (total - counts["robust"]) / total,
-        }
+        wrong = counts["misclassified"] + counts["error"]  # NaN logits count as wrong
+        return _Errors(
+            standard_error=wrong / total,
+            attack_error=(wrong + attacked) / total,
+            verified_error=(total - counts["robust"]) / total,
+        )
 
     def real_proofs(self, eps: float) -> int:
-        """How many open images the provers would prove in real arithmetic, in which the network does not round."""
+        """The number of undecided images that would be proved in real arithmetic, which ignores rounding."""
         return sum(r.eps == eps and r.verdict != "robust" and r.real_margin is not None for r in self.records)
 
     def attacks(self) -> dict[str, dict[str, int]]:
-        """Each attack, with its seed, that was made on some images: how many are broken and unbroken; most first.
+        """The number of broken and unbroken images for each attack, most images first.
 
-        Records stand whatever attack is asked for later, so there may be several. Images that are misclassified, or
-        proved by a verifier that comes before the attack, were not attacked.
+        There may be several attacks, because decided records are kept when a later call uses another attack. Images
+        that are misclassified, or proved by a verifier that runs before the attack, were not attacked.
         """
-        made: dict[str, dict[str, int]] = {}
+        attacks: dict[str, dict[str, int]] = {}
         not_attacked = {"clean", *(name for name, row in VERIFIERS.items() if row.before_attack)}
         for r in self.records:
             if r.by not in not_attacked:
-                counts = made.setdefault(r.attack, {"broken": 0, "unbroken": 0})
+                counts = attacks.setdefault(r.attack, {"broken": 0, "unbroken": 0})
                 counts["broken" if r.by in ATTACKS else "unbroken"] += 1
-        return dict(sorted(made.items(), key=lambda item: -sum(item[1].values())))
+        return dict(sorted(attacks.items(), key=lambda item: -sum(item[1].values())))
 
     def attack(self, asked: Attack | str = "") -> str:
-        """All attacks in one text, their seeds only where they differ in nothing else.
+        """All attacks in one text. Seeds are included only if two attacks differ in nothing else.
 
-        Where no image had to be attacked: the one that was `asked` for, or those that the records were asked with.
+        Args:
+            asked: The attack to name if no image had to be attacked. Default: those of the records.
         """
         full = list(self.attacks() or ([str(asked)] if asked else sorted({r.attack for r in self.records})))
         short = [name.partition(" seed=")[0] for name in full]
@@ -208,12 +278,12 @@ class Certificate:
 
     @property
     def weights(self) -> str:
-        """Fingerprint of the weights that all records are about; "" if they differ, or do not say."""
+        """Fingerprint of the weights; "" if it is unknown, or not the same for all records."""
         known = {r.weights for r in self.records}
         return known.pop() if len(known) == 1 else ""
 
     def flow(self, eps: float) -> list[Decided]:
-        """Who decided what, in the order in which the stages are asked."""
+        """Counts for each stage and verdict, in the order of the stages."""
         seconds: dict[tuple[str | None, Verdict], list[float]] = {}
         for r in self.records:
             if r.eps == eps:
@@ -225,18 +295,19 @@ class Certificate:
         return sorted(decided, key=lambda d: (stage_position(d.by), VERDICTS.index(d.verdict)))
 
     def asked(self, eps: float, also: Iterable[str] = ()) -> list[str]:
-        """Who was asked for proofs, cheapest first, and `also` these.
+        """Verifiers whose verified error is known, cheapest first.
 
-        Not who was passed over about an image that a later one proved: nobody knows what it proves by itself.
+        These are the verifiers of all calls and `also`. A verifier is left out if it did not run on an image that a
+        later verifier proved, because it is unknown whether it would have proved the image.
         """
         names = {*also, *(name for r in self.records if r.eps == eps for name in r.provers.split())}
-        later = {(r.provers, stage_position(r.by)) for r in self.records if r.eps == eps and r.verdict == "robust"}
-        passed = {name for provers, at in later for name in names - {*provers.split()} if stage_position(name) < at}
-        return sorted(names - passed, key=stage_position)
+        proofs = {(r.provers, stage_position(r.by)) for r in self.records if r.eps == eps and r.verdict == "robust"}
+        skipped = {name for provers, at in proofs for name in names - {*provers.split()} if stage_position(name) < at}
+        return sorted(names - skipped, key=stage_position)
 
     def rows(self) -> list[list[str]]:
-        """Header and one row per eps, as text."""
-        head = ["eps", "images", "standard error", "PGD error", "verified error", *VERDICTS]
+        """A header and a row for each eps, as text."""
+        head = ["eps", "images", "standard error", "attack error", "verified error", *VERDICTS]
         body = []
         for eps in self.eps:
             counts, errors = self.counts(eps), self.errors(eps)
@@ -246,11 +317,11 @@ class Certificate:
 
     @property
     def arithmetic(self) -> str:
-        """What the proofs cover."""
+        """The arithmetic that the proofs cover."""
         return " / ".join(sorted({r.arithmetic for r in self.records}))
 
     def table(self) -> str:
-        """Header and one row per eps, and below them what the proofs cover."""
+        """A header and a row for each eps, and the arithmetic that the proofs cover."""
         rows = self.rows()
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
