@@ -76,17 +76,17 @@ REFUSED: dict[str, tuple[Callable[[nn.Module, Any], Any], str]] = {
     "a counter of Python": (ticking, "other logits"),
     "the mean": (lambda net, x: x - x.mean(0), "other images of the batch"),
     "the size of the batch": (lambda net, x: x / len(x), "other images of the batch"),
-    "the place": (lambda net, x: x + torch.arange(len(x)).view(-1, 1, 1, 1), "place among them"),
-    "noise of each place": (seeded, "place among them"),
-    "a branch": (lambda net, x: x if isinstance(x, Tensor) else 0 * x, "On a set of images"),
+    "the place": (lambda net, x: x + torch.arange(len(x)).view(-1, 1, 1, 1), "on its position"),
+    "noise of each place": (seeded, "on its position"),
+    "a branch": (lambda net, x: x if isinstance(x, Tensor) else 0 * x, "on a set of images"),
     "a branch on sets with width": (
         lambda net, x: x if isinstance(x, Tensor) or not bool((x.radius > 0).any()) else 0.5 * x,
-        "On a set of images",
+        "on a set of images",
     ),
-    "the middle of a set": (lambda net, x: x if isinstance(x, Tensor) else x.center, "On a set of images"),
+    "the middle of a set": (lambda net, x: x if isinstance(x, Tensor) else x.center, "on a set of images"),
     "a narrower set": (
         lambda net, x: x if isinstance(x, Tensor) else type(x)(x.center, 0.1 * x.radius),
-        "On a set of images",
+        "on a set of images",
     ),
 }
 OWN = torch.Generator().manual_seed(0)

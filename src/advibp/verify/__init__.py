@@ -1,4 +1,4 @@
-"""Proofs and counterexamples, image by image."""
+"""Certifies networks: verifiers, the attack, and a record for each image."""
 
 from advibp.verify.attack_options import Attack
 from advibp.verify.certification import certify

@@ -1,4 +1,4 @@
-"""Arguments of the Python interface that several functions take: each mistake is one sentence."""
+"""Checks of arguments that several public functions take. A mistake raises a UserError of one sentence."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from advibp.parsers import number
 
 
 def check_net(net: Any, other: Any, usage: str) -> nn.Module:
-    """The network, if it is one that can be run.
+    """Check that the network is a module with weights.
 
     Args:
-        net: what was given in the place of the network.
-        other: what was given after it, to tell whether the two were swapped.
-        usage: how the function is called.
+        net: The argument for the network.
+        other: The next argument. If it is a network, the two were swapped.
+        usage: How to call the function, for the message.
     """
     if not isinstance(net, nn.Module):
         if isinstance(other, nn.Module):
@@ -39,7 +39,7 @@ def check_net(net: Any, other: Any, usage: str) -> nn.Module:
 
 
 def check_eps(eps: Any) -> float:
-    """A radius in (0, 1]: a number, a tensor of one number, or a text such as 8/255."""
+    """Convert a radius in (0, 1]: a number, a tensor of one number, or a text such as 8/255."""
     value = eps
     if isinstance(value, Tensor) and value.dim() == 0 and not value.is_meta and value.dtype != torch.bool:
         value = value.item()
@@ -55,7 +55,7 @@ def check_eps(eps: Any) -> float:
 
 
 def check_whole(name: str, value: Any, least: int | None = None) -> int:
-    """A whole number, at least `least` if that is given; of numpy or a tensor too, but no bool."""
+    """Convert a whole number of Python, NumPy or torch, at least `least`. A bool is refused."""
     try:
         whole = None if _is_bool(value) else operator.index(value)
     except TypeError:
@@ -67,14 +67,14 @@ def check_whole(name: str, value: Any, least: int | None = None) -> int:
 
 
 def check_seconds(name: str, value: Any, what: str) -> float:
-    """A number of seconds above 0; infinity is allowed."""
+    """Convert a number of seconds above 0, which may be infinite. `what` describes it in the message."""
     if not _is_number(value) or not value > 0:
         raise UserError(f"{name} is {shortened(value)}, but must be {what}: a number above 0.")
     return float(value)
 
 
 def check_folder(name: str, value: Any) -> Path | None:
-    """A folder, which need not exist, but can be made; None for none."""
+    """Convert the path of a folder, which need not exist. None stays None."""
     if value is None:
         return None
     path = check_path(name, value)
@@ -85,35 +85,39 @@ def check_folder(name: str, value: Any) -> Path | None:
 
 
 def check_path(name: str, value: Any) -> Path:
+    """Convert a path."""
     if not isinstance(value, str | os.PathLike) or "\0" in os.fsdecode(value):
         raise UserError(f"{name} is {shortened(value)}, but must be a path.")
     return Path(value)
 
 
 def make_folder(path: Path) -> None:
+    """Create a folder and its parents."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{path} can't be made ({error.strerror}); choose another folder.") from None
+        raise UserError(f"{path} can't be created ({error.strerror}); choose another folder.") from None
 
 
 def check_callable(name: str, value: Any, usage: str) -> None:
+    """Raise a UserError unless the value is a function or None."""
     if value is not None and not callable(value):
         raise UserError(f"{name} is {shortened(value)}, but must be a function, called as {usage}, or None.")
 
 
 def named(value: Any) -> str:
-    """The kind of a value, for a sentence: a list, None, a Tensor."""
+    """The type of a value for a message: a list, None, a Tensor."""
     return "None" if value is None else f"a {type(value).__name__}"
 
 
 def shortened(value: Any) -> str:
-    """A value as it is written in Python, in one line of at most 60 characters."""
+    """The repr of a value in one line of at most 60 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def is_finite(value: Any) -> bool:
+    """Whether a value is a finite number."""
     return _is_number(value) and math.isfinite(value)
 
 

@@ -1,4 +1,4 @@
-"""Bounds are computed in the precision of their numbers."""
+"""Checks and sets the precision of computations, so that bounds are computed in the type of their tensors."""
 
 from __future__ import annotations
 
@@ -21,29 +21,32 @@ ARITHMETICS: tuple[str, ...] = get_args(Arithmetic)
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Products of float32 in float32: no TF32, whose ten bits of mantissa would put errors of 1e-3 into a proof, and no
-    bfloat16, which `torch.set_float32_matmul_precision("medium")` allows. The user's settings come back afterwards."""
-    before = [(setting, setting.value()) for setting in _settings()]
-    known = [(setting, value) for setting, value in before if value is not None]
+    """Compute float32 products in float32, without TF32 and without bfloat16. The user's settings are restored.
+
+    TF32 has a mantissa of ten bits, so its errors of 1e-3 would invalidate a proof. The setting "medium" of
+    `torch.set_float32_matmul_precision` allows bfloat16.
+    """
+    values = [(setting, setting.value()) for setting in _settings()]
+    readable = [(setting, value) for setting, value in values if value is not None]
     try:
-        for setting, _ in known:
+        for setting, _ in readable:
             setting.put(setting.full)
         yield
     finally:
-        for setting, value in known:
+        for setting, value in readable:
             setting.put(value)
 
 
 @dataclass(frozen=True)
 class _Setting:
-    """One of torch's switches: how it is read and set, and its value for full precision."""
+    """A setting of torch: functions that read and write it, and its value for full precision."""
 
     get: Callable[[], Any]
     put: Callable[[Any], None]
     full: Any
 
     def value(self) -> Any:
-        """None where torch does not know it, or refuses to tell as the user set it by the newer switches."""
+        """The value; None if torch lacks the setting, or can't read it because the user changed the newer one."""
         try:
             return self.get()
         except (AttributeError, RuntimeError):
@@ -51,7 +54,7 @@ class _Setting:
 
 
 def _settings() -> list[_Setting]:
-    """The older switches first: they also set the newer ones (from torch 2.9 on), whose values are then exact."""
+    """All settings, the older ones first, because from torch 2.9 on they also change the newer ones."""
     backends: Any = torch.backends
     older = [
         _Setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),  # CUDA's too
@@ -65,23 +68,25 @@ def _settings() -> list[_Setting]:
 
 
 def _switch(owner: Any, name: str, full: Any) -> _Setting:
+    """A setting that is an attribute."""
     return _Setting(lambda: getattr(owner, name), lambda value: setattr(owner, name, value), full)
 
 
 def check_types(net: nn.Module) -> None:
-    """Refuse a network with numbers of low precision, and an autocast that is on: a proof covers neither's rounding."""
+    """Raise a UserError for a network in low precision or under autocast, whose rounding errors no proof covers."""
     if is_low(torch.get_default_dtype()):
         raise UserError(f"torch's default is {torch.get_default_dtype()}; call torch.set_default_dtype(torch.float32).")
     tensors = [*net.named_parameters(), *net.named_buffers()]
     for name, tensor in tensors:
         if is_low(tensor.dtype):
             raise UserError(
-                f"'{name}' of the network is {tensor.dtype}, whose rounding no proof covers; certify net.float()."
+                f"'{name}' of the network is {tensor.dtype}, whose rounding errors no proof covers; certify "
+                f"net.float()."
             )
     for device in {tensor.device.type for _, tensor in tensors}:
         if autocasts(device):
             raise UserError(
-                f"autocast is on for {device}, so the network would not compute what is proved; certify outside of "
+                f"autocast is on for {device}, whose rounding errors no proof covers; certify outside of "
                 f"torch.autocast."
             )
 

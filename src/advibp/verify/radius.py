@@ -1,4 +1,4 @@
-"""How far an image can be changed: the largest eps that is proved, and the smallest at which an attack breaks it."""
+"""Finds the largest eps that is proved for an image, and the smallest eps at which an attack breaks it."""
 
 from __future__ import annotations
 
@@ -38,9 +38,21 @@ from advibp.verify.verifiers import Proof, bounding_verifiers, check_arithmetic,
 
 @dataclass(frozen=True, kw_only=True)
 class Radius:
-    """Of one image: proved up to `proved`, broken from `broken` on (None: the attack never broke it up to eps 1).
+    """The radii of one image.
 
-    Both are 0 for a misclassified image, and for one whose logits are not finite, where the prediction is -1.
+    Attributes:
+        index: Number of the image in the data set.
+        label: Class of the image.
+        prediction: Predicted class; -1 if the logits are not finite.
+        proved: The image is proved up to this eps. 0 for a misclassified image.
+        broken: Distance of the nearest counterexample. 0 for a misclassified image; None if the attack found none up to
+            eps 1.
+        provers: Names of the verifiers, separated by spaces.
+        attack: The attack with all its options and its seed.
+        model: Fingerprint of the network, as in `Record`.
+        image: Fingerprint of the image and its label.
+        weights: Fingerprint of the weights alone; "" if unknown.
+        arithmetic: What the proof covers. Old files without this field ignore rounding: "real".
     """
 
     index: int
@@ -48,16 +60,16 @@ class Radius:
     prediction: int
     proved: float
     broken: float | None
-    provers: str  # who was asked for a proof
-    attack: str  # the attack and all its options
-    model: str  # fingerprint of the function this is about: its weights, and what it makes of a fixed image
-    image: str  # fingerprint of the image and its label
-    weights: str = ""  # fingerprint of the weights alone, which a run's folder can be compared with; "": not known
-    arithmetic: str = "real"  # that the proof covers; files of versions that did not say so ignore rounding
+    provers: str
+    attack: str
+    model: str
+    image: str
+    weights: str = ""
+    arithmetic: str = "real"
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> Radius:
-        """A radius from its fields; a ValueError says which one is wrong."""
+        """Build a radius from its fields. A ValueError names a field that is wrong."""
         required = [f.name for f in fields(cls) if f.default is MISSING]
         check = Fields(content, [f.name for f in fields(cls)], required)
         check.integer("index", 0)
@@ -87,10 +99,27 @@ def largest_proved_eps(
     most: Tensor | None = None,
     arithmetic: str | None = None,
 ) -> Tensor:
-    """Bisection on eps for each image, (B, ...) and labels (B,) -> (B,), up to `most` (B,), or 1.
+    """Find the largest proved eps of each image by bisection.
 
-    What is returned was itself proved, never merely lies below a failure; 0 where no radius was. `arithmetic` is what
-    the proofs cover, as in `certify`. A tolerance of 0 goes down to the spacing of floating-point numbers.
+    Example:
+        >>> import torch, advibp
+        >>> net = advibp.nets.build("FC 4", input_shape=(1, 2, 2), classes=3, seed=0)
+        >>> x = torch.full((2, 1, 2, 2), 0.5)
+        >>> bool((largest_proved_eps(net, x, net(x).argmax(1)) > 0).all())
+        True
+
+    Args:
+        net: The network. It is used in evaluation mode and gets its mode back.
+        x: Images (B, ...) in [0, 1].
+        y: Labels (B,).
+        by: Names of verifiers that are not searches. Default: IBP.
+        tolerance: Bisection stops when the interval is this short. 0 goes on to neighboring floating-point numbers.
+            Default: 1e-4.
+        most: Upper end of the bisection (B,). Default: 1.
+        arithmetic: What the proofs cover, as in `certify`.
+
+    Returns:
+        Radii (B,), each of which was itself proved; 0 if none was.
     """
     check_net(net, x, "largest_proved_eps(net, x, y)")
     if not is_finite(tolerance) or not tolerance >= 0:
@@ -103,17 +132,17 @@ def largest_proved_eps(
         if len(x):
             check_function(net, x)
         most = x.new_ones(len(x)) if most is None else most
-        return _bisected(net, x, y, provers, most, kind == "real", tolerance)
+        return _bisect(net, x, y, provers, most, kind == "real", tolerance)
 
 
-def _bisected(
+def _bisect(
     net: nn.Module, x: Tensor, y: Tensor, by: Sequence[str], failed: Tensor, real: bool, tolerance: float = 1e-4
 ) -> Tensor:
-    """The same for a network that was checked; no eps from `failed` (B,) on is tried."""
+    """The same for a network that was checked. Only radii below `failed` (B,) are tried."""
     proved = torch.zeros_like(failed)
     while len(x) and float((failed - proved).max()) > tolerance:
         middle = (proved + failed) / 2
-        if bool(((middle == proved) | (middle == failed)).all()):  # neighbours
+        if bool(((middle == proved) | (middle == failed)).all()):  # neighboring numbers
             break
         eps = _per_image(middle, x)
         holds = _proved(net, Box.ball(x, eps) if real else Rounded.ball(x, eps), y, by)
@@ -122,20 +151,21 @@ def _bisected(
 
 
 def _per_image(eps: Tensor, x: Tensor) -> Tensor:
+    """Reshape radii (B,) so that they broadcast to images x (B, ...)."""
     return eps.view(-1, *[1] * (x.dim() - 1))
 
 
 def _proved(net: nn.Module, inputs: Box | Rounded, y: Tensor, by: Sequence[str]) -> Tensor:
-    """Which images are proved (B,), asking the next prover only for those that the last one left."""
+    """Which images are proved (B,). Each verifier runs only on the images that the earlier ones could not prove."""
     proof, left = Proof(net, inputs, y), torch.arange(len(y), device=y.device)
     holds = torch.zeros(len(y), dtype=torch.bool, device=y.device)
-    for prover in by:
-        done = proof.tighten(prover) > 0
+    for verifier in by:
+        done = proof.tighten(verifier) > 0
         holds[left[done]] = True
         if bool(done.all()):
             break
-        stay = torch.nonzero(~done).flatten()
-        proof, left = proof.take(stay), left[stay]
+        unproved = torch.nonzero(~done).flatten()
+        proof, left = proof.take(unproved), left[unproved]
     return holds
 
 
@@ -149,8 +179,20 @@ def smallest_broken_eps(
     generators: Sequence[torch.Generator] | None = None,
     tolerance: float = 1e-3,
 ) -> Tensor:
-    """The distance of the nearest counterexample that bisection on eps finds, (B, ...) -> (B,); inf where the attack
-    finds none within 1. It is measured on the counterexample, so it may be less than the eps tried."""
+    """Find the nearest counterexample of each image by bisection on eps.
+
+    Args:
+        net: The network, in evaluation mode.
+        x: Images (B, ...) in [0, 1].
+        y: Labels (B,).
+        attack: The attack.
+        generators: A generator for the random starts of each image. Default: torch's global generator.
+        tolerance: Bisection stops when the interval is this short. Default: 1e-3.
+
+    Returns:
+        Distances (B,) of the counterexamples, which may be less than the eps of the attack; inf if the attack finds no
+        counterexample up to eps 1.
+    """
     below = torch.zeros(len(x), dtype=x.dtype, device=x.device)
     nearest, tried = torch.full_like(below, torch.inf), torch.ones_like(below)
     while True:
@@ -158,12 +200,12 @@ def smallest_broken_eps(
         if len(left) == 0:
             return nearest
         eps = _per_image(tried[left], x).clamp(max=1)
-        chances = None if generators is None else [generators[i] for i in left.tolist()]
-        attacked = attack(net, x[left], y[left], eps, chances)
+        selected = None if generators is None else [generators[i] for i in left.tolist()]
+        attacked = attack(net, x[left], y[left], eps, selected)
         distance = (attacked.x_adv - x[left]).abs().flatten(1).amax(1)
         nearest[left] = torch.where(attacked.broken, torch.minimum(nearest[left], distance), nearest[left])
         below[left] = torch.where(attacked.broken, below[left], torch.maximum(below[left], tried[left]))
-        # An image that is not broken at 1 is given up; for the others the middle is next.
+        # An image that is not broken at eps 1 is finished. For the others the middle is next.
         tried[left] = torch.where(nearest[left].isfinite(), (below[left] + nearest[left]) / 2, 0.0)
 
 
@@ -179,45 +221,65 @@ def radii(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> list[Radius]:
-    """Both radii of every image. With `out` they are kept in radii.jsonl there, batch by batch, and a second call
-    continues: for the same network, image and question."""
+    """Find the largest proved eps and the nearest counterexample of every image.
+
+    Args:
+        net: The network.
+        images: Images with labels, as in `certify`.
+        by: Names of verifiers that are not searches. Default: IBP.
+        arithmetic: What the proofs cover, as in `certify`.
+        attack: Default: `Attack()`, PGD with 200 steps.
+        out: Folder for radii.jsonl, which is written after each batch. A second call skips images that were measured
+            with the same network and options. Default: nothing is written.
+        batch_size: Images per batch. Default: 500.
+        seed: Seed of the attack's random starts. Default: 0.
+        progress: Called after each batch. Default: a progress bar on a terminal.
+
+    Returns:
+        A `Radius` for each image.
+    """
     check_net(net, images, "radii(net, images)")
     check_attack(attack)
     check_callable("progress", progress, "progress(eps, done, total)")
     images, folder = parse_images(images), check_folder("out", out)
-    provers, attack = in_order(by, list(bounding_verifiers())), attack or Attack()
+    verifiers, attack = in_order(by, list(bounding_verifiers())), attack or Attack()
     batch_size, seed = check_whole("batch_size", batch_size, 1), check_whole("seed", seed)
-    found: list[Radius] = []
-    with full_precision(), modes_kept(net), ExitStack() as held, Counting("bisecting") as counting, torch.no_grad():
+    results: list[Radius] = []
+    with full_precision(), modes_kept(net), ExitStack() as stack, Counting("bisecting") as counting, torch.no_grad():
         net.eval()
         kind, weights = arithmetic_of(net, arithmetic), weights_fingerprint(net)
-        check_arithmetic(provers, kind)
-        asked = {"provers": " ".join(provers), "attack": f"{attack} seed={seed}", "arithmetic": kind}
-        asked["model"] = check_inputs(net, images)
+        check_arithmetic(verifiers, kind)
+        options = {"provers": " ".join(verifiers), "attack": f"{attack} seed={seed}", "arithmetic": kind}
+        options["model"] = check_inputs(net, images)
         if folder:
             make_folder(folder)
-            held.enter_context(checkpoint.held(folder, "certifying", (folder,)))
+            stack.enter_context(checkpoint.held(folder, "certifying", (folder,)))
         tested = False
         known = {r.index: r for r in read_lines(folder / "radii.jsonl", Radius.of)} if folder else {}
         for start in range(0, len(images), batch_size):
             rows = list(range(start, min(start + batch_size, len(images))))
             x, y = images.batch(torch.tensor(rows))
-            expected = [{**asked, "image": image} for image in fingerprints(x, y)]
-            new = [i for i, want in zip(rows, expected, strict=True) if i not in known or not _fits(known[i], want)]
+            expected = [{**options, "image": image} for image in fingerprints(x, y)]
+            new = [
+                i
+                for i, expectation in zip(rows, expected, strict=True)
+                if i not in known or not _fits(known[i], expectation)
+            ]
             picked = [i - start for i in new]
             if new and not tested:
                 check_function(net, x[picked])
                 tested = True
-            real = asked["arithmetic"] == "real"
-            for radius in _measure(net, x[picked], y[picked], new, provers, attack, seed, real) if new else []:
-                known.pop(radius["index"], None)  # the newest come last: they tell which network the file is about
+            for radius in (
+                _measure(net, x[picked], y[picked], new, verifiers, attack, seed, kind == "real") if new else []
+            ):
+                known.pop(radius["index"], None)  # the newest come last, as in the file of records
                 known[radius["index"]] = Radius(**radius, **expected[radius["index"] - start], weights=weights)
-            found += [known[i] for i in rows]
+            results += [known[i] for i in rows]
             if folder and new:
                 lines = "".join(to_line(asdict(radius)) for radius in known.values())
                 checkpoint.write_atomically(folder / "radii.jsonl", lines)
-            (progress or counting.progress)(1.0, len(found), len(images))
-    return found
+            (progress or counting.progress)(1.0, len(results), len(images))
+    return results
 
 
 def _measure(
@@ -225,11 +287,12 @@ def _measure(
     x: Tensor,
     y: Tensor,
     indices: list[int],
-    provers: list[str],
+    verifiers: list[str],
     attack: Attack,
     seed: int,
     real: bool,
 ) -> list[dict[str, Any]]:
+    """The fields of a `Radius` that are measured, for a batch of images x (B, ...)."""
     device = next(net.parameters()).device
     x, y = x.to(device), y.to(device)
     logits = run_on_copy(net, x)
@@ -241,25 +304,34 @@ def _measure(
         generators = [start_generator(seed, indices[i], 1.0) for i in right.tolist()]
         broken[right] = smallest_broken_eps(net, x[right], y[right], attack, generators=generators)
         most = broken[right].clamp(max=1)
-        proved[right] = _bisected(net, x[right], y[right], provers, most, real)
+        proved[right] = _bisect(net, x[right], y[right], verifiers, most, real)
     names = ("index", "label", "prediction", "proved", "broken")
     nearest = [distance if distance <= 1 else None for distance in broken.tolist()]
     columns = (indices, y.tolist(), predicted.tolist(), proved.tolist(), nearest)
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _fits(radius: Radius, wanted: dict[str, str]) -> bool:
-    return all(getattr(radius, name) == value for name, value in wanted.items())
+def _fits(radius: Radius, options: dict[str, str]) -> bool:
+    """Whether an earlier radius was measured with these options."""
+    return all(getattr(radius, name) == value for name, value in options.items())
 
 
-def curve(found: Sequence[Radius], eps: Sequence[float]) -> list[tuple[float, float, float]]:
-    """Certified accuracy over eps: (eps, share of images proved there, share that the attack leaves unbroken there)."""
-    count = len(found)
+def curve(radii: Sequence[Radius], eps: Sequence[float]) -> list[tuple[float, float, float]]:
+    """Certified accuracy over eps.
+
+    Args:
+        radii: The radii of all images.
+        eps: The points of the curve.
+
+    Returns:
+        For each eps: eps, the share of images that are proved there, the share that the attack does not break there.
+    """
+    count = len(radii)
     return [
         (
             e,
-            sum(r.proved >= e for r in found if r.prediction == r.label) / count,
-            sum(r.broken is None or r.broken > e for r in found if r.prediction == r.label) / count,
+            sum(r.proved >= e for r in radii if r.prediction == r.label) / count,
+            sum(r.broken is None or r.broken > e for r in radii if r.prediction == r.label) / count,
         )
         for e in eps
     ]

@@ -1,8 +1,8 @@
-"""Whether a network is what a proof is about: a function of one image, the same for points and for sets of them.
+"""Tests whether a network is a function of one image, and computes the same function for points and for sets.
 
-Found out by a dozen passes over a few images, before anything is certified. What fails is refused, in one sentence that
-says why. A pass proves nothing: a network that behaves while it is looked at, or for the first hundred calls, or in
-small batches, is not caught.
+About a dozen passes over a few images run before anything is certified. A network that fails is refused in one
+sentence. A network that passes may still violate the assumption, for example only in large batches or after a hundred
+calls.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from advibp.execution.own_copy import run_on_copy
 from advibp.verify.exact.question import doubled, like
 from advibp.verify.precision import autocasts
 
-#: Images that are looked at, besides one of noise.
+#: Number of images in the tests, besides one of noise.
 FEW = 3
-#: How often they are repeated in a larger batch.
+#: How often they are repeated in the larger batch.
 MANY = 8
-#: Of boxes that must hold the logits of their points. The wider, the more a wrong set shows; the tighter, the looser
-#: bounds hide.
+#: Radii of the boxes whose bounds must contain the logits of their points. Wide boxes reveal more wrong rules, but
+#: loose bounds hide errors.
 RADII = (0.0, 1e-3, 0.1)
-#: How far logits may be apart by rounding, as a share of the largest.
+#: Tolerance for rounding errors of logits, as a share of the largest.
 ROUNDING = 1e-4
 
 Range = tuple[float, float] | None
@@ -39,47 +39,52 @@ Range = tuple[float, float] | None
 
 @torch.no_grad()
 def check_function(net: nn.Module, x: Tensor, within: Range = (0.0, 1.0)) -> None:
-    """Refuse what is no function of one image. x (B, ...): some images, of which the first few are used. `net` is in
-    evaluation mode; torch's random numbers go on as if nothing had happened."""
+    """Raise a UserError if the network is not a function of one image.
+
+    Args:
+        net: The network, in evaluation mode.
+        x: Images (B, ...), of which the first few are used.
+        within: Range of the inputs; None if there is none.
+
+    The state of the random number generators is restored.
+    """
     x = _with_noise(x[:FEW].to(like(net).device))
-    with _chance_kept(x.device):
+    with _random_state_kept(x.device):
         _check_repeats(net, x)
-        if _fails(_mixes, net, x):
+        if _fails(_depends_on_batch, net, x):
             raise UserError(
-                "The network's logits of an image depend on the other images of the batch, or on its place among them, "
-                "so they are no function of the image; let each image be computed by itself (no x.mean(0), no "
-                "statistics of the batch)."
+                "The network's logits of an image depend on the other images of the batch or on its position, so they "
+                "are not a function of the image; compute each image by itself (no x.mean(0), no batch statistics)."
             )
-        if _fails(lambda net, x: _escapes(net, x, within), net, x):
+        if _fails(lambda net, x: _leaves_bounds(net, x, within), net, x):
             raise UserError(
-                "On a set of images the network does not compute what it does on images: the logits of some lie "
-                "outside of the bounds; let forward do the same for every kind of input (no isinstance(x, Tensor))."
+                "The network computes another function on a set of images than on single images: some logits lie "
+                "outside of the bounds; let forward do the same for every type of input (no isinstance(x, Tensor))."
             )
 
 
 def _with_noise(x: Tensor) -> Tensor:
-    """The images and one of noise: among images that are all the same, no dependence would show."""
+    """Append an image of noise, because equal images would not reveal a dependence on each other."""
     noise = torch.rand(1, *x.shape[1:], generator=torch.Generator().manual_seed(0), dtype=x.dtype)
     return torch.cat([x, noise.to(x.device)])
 
 
 def _check_repeats(net: nn.Module, x: Tensor) -> None:
-    """The same images twice: the same logits, no random numbers, nothing written to the network, no low precision."""
-    state, chance = _state(net), _chance(x.device)
-    with _Watching(x.device.type):
+    """Check that repeated runs give the same logits, draw no random numbers and do not change the network."""
+    state, random_state = _state(net), _random_state(x.device)
+    with _LowPrecisionCheck(x.device.type):
         first = _logits(net, x)
     second = _logits(net, x)
-    if not all(torch.equal(now, then) for now, then in zip(_chance(x.device), chance, strict=True)):
+    if not all(torch.equal(now, then) for now, then in zip(_random_state(x.device), random_state, strict=True)):
         raise UserError(
-            "The network draws random numbers as it runs, so it is no function of its input; leave them out in "
-            "evaluation mode."
+            "The network draws random numbers, so it is not a function of its input; draw none in evaluation mode."
         )
-    found = _state(net)
-    changed = [name for name in state.keys() | found.keys() if not _same(state.get(name), found.get(name))]
+    after = _state(net)
+    changed = [name for name in state.keys() | after.keys() if not _same(state.get(name), after.get(name))]
     if changed:
         raise UserError(
-            f"The network changes '{min(changed)}' as it runs, so its next run is another function; keep buffers and "
-            f"parameters as they are in evaluation mode."
+            f"The network changes '{min(changed)}' when it runs, so it is not a function of its input; do not change "
+            f"buffers and parameters in evaluation mode."
         )
     with torch.enable_grad():
         third = _logits(net, x.clone().requires_grad_()).detach()
@@ -88,24 +93,24 @@ def _check_repeats(net: nn.Module, x: Tensor) -> None:
     strided = _strided(net, x)
     if strided is not None and not _close(first, strided):
         raise UserError(
-            "The network gives other logits when the same images lie otherwise in memory, so it is not one function; "
-            "let nothing but its input and its weights decide what it computes."
+            "The network gives other logits for the same images in another memory layout, so it is not a function of "
+            "its input; let only its input and its weights determine its logits."
         )
     if not (_close(first, third) and _close(first, fourth)):
         raise UserError(
-            "The network gives other logits with gradients or in inference mode, so it is not one function; let "
-            "nothing but its input and its weights decide what it computes."
+            "The network gives other logits with gradients or in inference mode, so it is not a function of its input; "
+            "let only its input and its weights determine its logits."
         )
-    # Some of CUDA's sums have no order.
+    # Some sums on CUDA have no fixed order.
     if not (_same(first, second) if x.device.type == "cpu" else _close(first, second)):
         raise UserError(
-            "The network gives other logits when it runs on the same images again, so it is no function of its input; "
-            "let nothing but its input and its weights decide what it computes."
+            "The network gives other logits when it runs on the same images again, so it is not a function of its "
+            "input; let only its input and its weights determine its logits."
         )
 
 
 def _strided(net: nn.Module, x: Tensor) -> Tensor | None:
-    """The logits of images that are not contiguous in memory; None for a network that takes none."""
+    """The logits of images that are not contiguous in memory; None if the network refuses such images."""
     try:
         return _logits(net, x.movedim(1, -1).contiguous().movedim(-1, 1))
     except Exception:  # such as `view` raises
@@ -117,15 +122,15 @@ def _logits(net: nn.Module, x: Tensor) -> Tensor:
         logits = run_on_copy(net, x)
     except UserError:
         raise
-    except Exception as error:  # a network of one's own may raise anything
+    except Exception as error:  # a user's network may raise anything
         raise UserError(f"The network can't take {len(x)} images at once: {error}") from error
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(x):
-        raise UserError(f"The network does not return a row of logits for each of {len(x)} images that come together.")
+        raise UserError(f"The network does not return a row of logits for each image of a batch of {len(x)}.")
     return logits
 
 
-def _mixes(net: nn.Module, x: Tensor) -> bool:
-    """Whether an image alone, or at another place, has other logits than in the batch."""
+def _depends_on_batch(net: nn.Module, x: Tensor) -> bool:
+    """Whether an image alone, or at another position, has other logits than in the batch."""
     together = _logits(net, x)
     if not _close(_logits(net, x[:1]), together[:1]):
         return True
@@ -135,27 +140,29 @@ def _mixes(net: nn.Module, x: Tensor) -> bool:
     return not _close(_logits(net, x.roll(1, 0)), together.roll(1, 0))
 
 
-def _escapes(net: nn.Module, x: Tensor, within: Range) -> bool:
-    """Whether points of a box have logits outside of the bounds of the box. A network that takes no box is the
-    provers' to refuse."""
+def _leaves_bounds(net: nn.Module, x: Tensor, within: Range) -> bool:
+    """Whether points of a box have logits outside of the bounds of the box.
+
+    A network that can't run on a box passes; the verifiers raise the error.
+    """
     for radius in RADII:
         box = Box.ball(x, radius, within)
         try:
             bounds = run_on_copy(net, box)
-        except Exception:  # a network of one's own may raise anything, and will do so again
+        except Exception:  # a user's network may raise anything; the verifiers report it
             return False
         points = _points(box) if radius else x
         logits = _logits(net, points).unflatten(0, (-1, len(x)))  # (P, B, K)
         if not isinstance(bounds, Box) or bounds.shape != logits.shape[1:]:
             return True
         beyond = torch.maximum(bounds.lower - logits, logits - bounds.upper)
-        if bool((beyond > _tolerance(logits)).any()):  # bounds that are NaN prove nothing
+        if bool((beyond > _tolerance(logits)).any()):  # NaN bounds are no proof, so they pass
             return True
     return False
 
 
 def _points(box: Box) -> Tensor:
-    """Both ends of a box (B, ...), two of its vertices and a point inside, by chance: (5 B, ...)."""
+    """Both ends of a box (B, ...), two random vertices and a random point: (5 B, ...)."""
     lower, upper = box.lower, box.upper
     share = torch.rand(5, *box.shape, generator=torch.Generator().manual_seed(1), dtype=box.dtype).to(box.device)
     share[0], share[1] = 0, 1
@@ -164,13 +171,12 @@ def _points(box: Box) -> Tensor:
 
 
 def _fails(test: Callable[[nn.Module, Tensor], bool], net: nn.Module, x: Tensor) -> bool:
-    """Whether a test fails for other reasons than rounding, which large numbers inside of a network make large: then it
-    passes in double precision."""
+    """Whether a test fails, and not only because of rounding errors: then it would pass in double precision."""
     if not test(net, x):
         return False
     try:
         return test(doubled(net), x.double())
-    except Exception:  # not every network of one's own can be copied, or run in double precision
+    except Exception:  # not every user's network can be copied or converted
         return True
 
 
@@ -179,7 +185,7 @@ def _tolerance(logits: Tensor) -> float:
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    """Equal up to rounding, where both are finite."""
+    """Whether two tensors are equal up to rounding where both are finite."""
     apart = torch.where(a.isfinite() & b.isfinite(), a - b, 0.0).abs()
     return a.shape == b.shape and not bool((apart > _tolerance(b)).any())
 
@@ -194,24 +200,24 @@ def _state(net: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in (*net.named_parameters(), *net.named_buffers())}
 
 
-def _chance(device: torch.device) -> list[Tensor]:
-    """The state of the random numbers that a network may draw: torch's, and Python's as a number."""
+def _random_state(device: torch.device) -> list[Tensor]:
+    """The states of the generators that a network may use: those of torch, and a hash of Python's."""
     cuda = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
     return [torch.get_rng_state(), torch.tensor(hash(random.getstate())), *cuda]
 
 
 @contextmanager
-def _chance_kept(device: torch.device) -> Iterator[None]:
-    dice = random.getstate()
+def _random_state_kept(device: torch.device) -> Iterator[None]:
+    state = random.getstate()
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             yield
     finally:
-        random.setstate(dice)
+        random.setstate(state)
 
 
-class _Watching(TorchFunctionMode):
-    """Refuses what is computed in low precision, which torch may do and bounds do not follow."""
+class _LowPrecisionCheck(TorchFunctionMode):
+    """Raises an error if an operation computes in low precision, which bounds do not cover."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -219,7 +225,7 @@ class _Watching(TorchFunctionMode):
 
     def __torch_function__(self, func: Func, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if autocasts(self.device):
-            unsupported("the network switches autocast on, whose rounding bounds do not cover", FULL_PRECISION)
+            unsupported("the network enables autocast, whose rounding errors bounds do not cover", FULL_PRECISION)
         result = func(*args, **(kwargs or {}))
         for leaf in leaves_of(result):
             if isinstance(leaf, Tensor) and is_low(leaf.dtype):

@@ -1,4 +1,4 @@
-"""Jobs in several processes, made by fork: they inherit the network and the images, which need not be picklable."""
+"""Runs jobs in several processes. They are forked, so the network and the images need not be picklable."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Answer = TypeVar("Answer")
 
 
 def in_workers(task: Callable[[Job], Answer], jobs: Iterator[Job], workers: int) -> Iterator[tuple[Job, Answer]]:
-    """Each job and what `task` returns for it, as they are done; in this process if there is one worker.
+    """Yield each job with the result of `task`, in the order in which they finish.
 
-    Whoever stops asking, by an exception or Ctrl-C, ends the workers. Jobs and answers travel as pickles between these
-    processes, and should be small.
+    One worker means this process. The workers end when the generator is closed, by an exception or Ctrl-C. Jobs and
+    results are pickled, so they should be small.
     """
     if workers <= 1:
         for job in jobs:
@@ -45,7 +45,7 @@ def in_workers(task: Callable[[Job], Answer], jobs: Iterator[Job], workers: int)
             yield from _finished(waiting)
     except BrokenProcessPool:
         raise UserError(
-            "A worker was killed, perhaps for lack of memory; nothing that was written is lost: run again, with fewer "
+            "A worker was killed, perhaps for lack of memory; records on the disk are kept, so run again with fewer "
             "workers."
         ) from None
     finally:
@@ -54,11 +54,11 @@ def in_workers(task: Callable[[Job], Answer], jobs: Iterator[Job], workers: int)
         for child in ours:
             child.terminate()
         for child in ours:
-            child.join(5)  # they inherited what the parent has locked
+            child.join(5)  # they hold the locks that they inherited
 
 
 def _finished(waiting: dict[Future[Any], Job]) -> Iterator[tuple[Job, Any]]:
-    """What is done; a failure comes after all answers that are there, so that those can be kept."""
+    """Yield the finished jobs. A failure is raised after all results, so that they are not lost."""
     done = wait(waiting, return_when=FIRST_COMPLETED).done
     for future in sorted(done, key=lambda f: f.exception() is not None):
         yield waiting.pop(future), future.result()
@@ -68,15 +68,15 @@ _task: list[Callable[[Any], Any]] = []
 
 
 def _begin(task: Callable[[Any], Any], parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
-    # Threads do not survive a fork, and their locks stay locked: one thread waits for nobody.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    # The threads of the parent do not exist after a fork, but their locks may be held. One thread needs no locks.
     torch.set_num_threads(1)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     _task.append(task)
 
 
 def _end_with(parent: int) -> None:
-    """A worker whose parent was killed would wait for jobs, and hold its locks, for ever."""
+    """End this process when its parent has ended; otherwise it would wait for jobs and hold locks forever."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)

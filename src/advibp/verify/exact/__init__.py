@@ -1,1 +1,1 @@
-"""Exact answers: branch and bound, mixed integer programs, RefineZono."""
+"""Verifiers that search one image at a time: branch and bound, mixed integer programs, RefineZono."""

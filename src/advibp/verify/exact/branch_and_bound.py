@@ -1,9 +1,9 @@
-"""Exact answers by branch and bound: the box falls into parts, in which ReLUs are on or off, until all are bounded.
+"""Complete verification by branch and bound: subproblems fix ReLUs as active or inactive until all are decided.
 
-A part is closed when the bound of a conjunction's margin proves that it can't be reached there. The open parts of all
-conjunctions are in one pool. Round by round those with the lowest bounds are searched for a counterexample, where the
-linear bound is lowest, and split in two at a ReLU. Parts with few kinks left are solved exactly, so that the search
-comes to an end; so are the deepest when the pool is full, so that it does not grow.
+A subproblem is closed when its bound proves that the conjunction can't hold. The open subproblems of all conjunctions
+are in one pool. Each round takes those with the lowest bounds, searches for a counterexample where their linear bounds
+are lowest, and splits each in two at a ReLU. Subproblems with few unstable ReLUs are solved exactly, so that the search
+ends. If the pool is full, the deepest subproblems are solved exactly, so that it does not grow.
 """
 
 from __future__ import annotations
@@ -33,11 +33,16 @@ def branch(
     steps: int = 20,
     leaf: int = 10,
 ) -> Answer:
-    """Whether the question can be answered with yes or no in so many seconds.
+    """Decide a question by branch and bound.
 
-    batch: how many parts are split together. most_open: how many are in memory, unless there are more conjunctions; a
-    part takes 9 bytes for each kink of the network over the whole box. steps: of the ascent to the best bound of a
-    part. leaf: a part with so many ReLUs left to split is solved exactly.
+    Args:
+        question: The network, the box and the unsafe conjunctions.
+        seconds: Time limit.
+        batch: Number of subproblems that are split together.
+        most_open: Largest size of the pool, unless there are more conjunctions. A subproblem takes 9 bytes for each
+            unstable neuron.
+        steps: Gradient steps to the best bound of a subproblem.
+        leaf: A subproblem with at most this many unstable ReLUs is solved exactly.
     """
     deadline = time.monotonic() + seconds
     with torch.no_grad():
@@ -47,7 +52,7 @@ def branch(
         kinks = Kinks(bounds)
         margins = [question.linear_margin(k) for k in range(len(question.unsafe))]
         left = [k for k, margin in enumerate(margins) if not margin > PROVED]
-        if any(len(question.unsafe[k][0]) == 0 for k in left):  # it holds everywhere
+        if any(len(question.unsafe[k][0]) == 0 for k in left):  # an empty conjunction always holds
             return Answer(-math.inf, question.broken_by(question.lower))
         if not left or kinks.too_many:
             return Answer(min(margins, default=math.inf))
@@ -57,6 +62,8 @@ def branch(
 
 @dataclass(frozen=True)
 class _Effort:
+    """Options of `branch`."""
+
     batch: int
     most_open: int
     steps: int
@@ -64,7 +71,7 @@ class _Effort:
 
 
 class _Pool(NamedTuple):
-    """Open parts, and bounds (D,) of their margins."""
+    """Open subproblems, and lower bounds (D,) of their margins."""
 
     parts: Parts
     bounds: Tensor
@@ -75,28 +82,28 @@ class _Pool(NamedTuple):
     def join(self, other: _Pool) -> _Pool:
         return _Pool(Parts.join([self.parts, other.parts]), torch.cat([self.bounds, other.bounds]))
 
-    def apart(self, mask: Tensor) -> tuple[_Pool, _Pool]:
-        """Those in the mask (D,), and the others."""
+    def partition(self, mask: Tensor) -> tuple[_Pool, _Pool]:
+        """The subproblems in the mask (D,), and the others."""
         return self.take(mask), self.take(~mask)
 
 
 class _Search:
     def __init__(self, question: Question, kinks: Kinks, left: list[int], effort: _Effort, deadline: float) -> None:
-        """left: the conjunctions that are open."""
+        """`left`: numbers of the undecided conjunctions."""
         self._question, self._left, self._effort, self._deadline = question, left, effort, deadline
         output = kinks.bounds.tape.output
         self._bounds = SplitBounds(kinks, [kinks.linear(output, *question.conjunction(k)) for k in left])
         self._leaves = Leaves(question, kinks)
-        self._settled = math.inf  # the lowest bound of what is in the pool no more
+        self._settled = math.inf  # lowest bound of the closed subproblems
         self._broken: Tensor | None = None
         self._late = False
 
     def answer(self, margins: list[float]) -> Answer:
-        """margins: what linear bounds say of all conjunctions."""
+        """Run the search. `margins`: bounds of all conjunctions by linear bounds."""
         self._settled = min((margin for margin in margins if margin > PROVED), default=math.inf)
         whole = self._bounds.whole()
         known = torch.tensor([margins[k] for k in self._left], dtype=torch.float64, device=whole.which.device)
-        pool = self._bounded(_Pool(whole, known))
+        pool = self._bound(_Pool(whole, known))
         while True:
             lowest = min([self._settled, *pool.bounds.tolist()])
             if self._broken is not None:
@@ -108,24 +115,24 @@ class _Search:
             pool = self._round(pool)
 
     def _round(self, pool: _Pool) -> _Pool:
-        """One step of the search, from a pool of at most `most_open` parts to another."""
+        """One round of the search; the new pool has at most `most_open` subproblems."""
         room = self._effort.most_open - len(pool.bounds)
         order = pool.bounds if room >= self._effort.batch else -(pool.parts.signs != 0).sum(1)
         count = max(1, min(self._effort.batch, room, len(order)))
         some = torch.zeros_like(order, dtype=torch.bool)
         some[order.topk(count, largest=False).indices] = True
-        chosen, others = pool.apart(some)
+        chosen, others = pool.partition(some)
         if room <= 0:
-            return others.join(self._solved(chosen))
+            return others.join(self._solve(chosen))
         back = self._bounds.back(chosen.parts)
-        self._broken = self._tried(chosen.parts, back)
+        self._broken = self._find_counterexample(chosen.parts, back)
         if self._broken is not None:
             return pool
         halves = chosen.parts.split(to_split(self._bounds, chosen.parts, back))
-        return others.join(self._bounded(_Pool(halves, chosen.bounds.repeat(2))))
+        return others.join(self._bound(_Pool(halves, chosen.bounds.repeat(2))))
 
-    def _tried(self, parts: Parts, back: Back) -> Tensor | None:
-        """A counterexample among the points where the linear bounds are lowest, or downhill from the lowest of them."""
+    def _find_counterexample(self, parts: Parts, back: Back) -> Tensor | None:
+        """Look for a counterexample where the linear bounds are lowest, and by descent from the lowest points."""
         points = self._bounds.lowest(back.inputs).view(-1, *self._question.lower.shape[1:])
         broken = self._question.broken_by(points)
         if broken is not None:
@@ -133,21 +140,23 @@ class _Search:
         some = back.lower.topk(min(8, len(points)), largest=False).indices
         return downhill(self._question, points[some], torch.tensor(self._left)[parts.which[some].cpu()])
 
-    def _bounded(self, pool: _Pool) -> _Pool:
-        """What stays open of parts; the bounds they come with are those of what they are parts of."""
-        found, parts = self._bounds.ascend(pool.parts, steps=self._effort.steps, enough=PROVED, deadline=self._deadline)
-        bounds = torch.fmax(found, pool.bounds)
-        closed, still = _Pool(parts, bounds).apart(bounds > PROVED)
+    def _bound(self, pool: _Pool) -> _Pool:
+        """Bound the subproblems and return the undecided ones. Input bounds are the parents'."""
+        ascended, parts = self._bounds.ascend(
+            pool.parts, steps=self._effort.steps, enough=PROVED, deadline=self._deadline
+        )
+        bounds = torch.fmax(ascended, pool.bounds)
+        closed, still = _Pool(parts, bounds).partition(bounds > PROVED)
         self._settled = min([self._settled, *closed.bounds.tolist()])
         undecided = still.parts.signs == 0
-        leaf = (undecided & self._bounds.bends).sum(1) <= self._effort.leaf  # windows can't be split
-        leaves, others = still.apart(leaf)
-        return others.join(self._solved(leaves))
+        leaf = (undecided & self._bounds.bends).sum(1) <= self._effort.leaf  # pooling windows can't be split
+        leaves, others = still.partition(leaf)
+        return others.join(self._solve(leaves))
 
-    def _solved(self, pool: _Pool) -> _Pool:
-        """What stays open, for want of time, of parts that are solved exactly.
+    def _solve(self, pool: _Pool) -> _Pool:
+        """Solve subproblems exactly, and return those that are undecided because time ran out.
 
-        Where rounding lets a solver neither prove nor find a counterexample, the part is settled by what is known.
+        If rounding errors prevent both a proof and a counterexample, the subproblem is closed with its best bound.
         """
         still = torch.ones_like(pool.bounds, dtype=torch.bool)
         for index, (k, bound) in enumerate(zip(pool.parts.which.tolist(), pool.bounds.tolist(), strict=True)):

@@ -1,4 +1,4 @@
-"""An attack on a question: from some points of its box downhill, each towards a conjunction that must not hold."""
+"""Searches for a counterexample by gradient descent on the margins of the unsafe conjunctions."""
 
 from __future__ import annotations
 
@@ -15,15 +15,23 @@ from advibp.verify.exact.question import Question
 def falsify(
     question: Question, *, seconds: float = math.inf, steps: int = 40, starts: int = 8, most: int = 256, seed: int = 0
 ) -> Tensor | None:
-    """A point (1, ...) that breaks the network, if one is found from the middle and from random points.
+    """Search for a counterexample (1, ...) from the center of the box and from random points.
 
-    `starts` for each conjunction; of many conjunctions some are chosen by chance, for `most` points in all.
+    Args:
+        question: The network, the box and the unsafe conjunctions.
+        seconds: Time limit.
+        steps: Gradient steps.
+        starts: Points per conjunction.
+        most: Largest number of points. If there are too many conjunctions, a random selection is used.
+        seed: Seed of the random points.
     """
-    if any(len(rows) == 0 for rows, _ in question.unsafe):  # it holds everywhere
+    if any(len(rows) == 0 for rows, _ in question.unsafe):  # an empty conjunction always holds
         return question.broken_by(question.lower)
-    chance = torch.Generator().manual_seed(seed)
-    which = torch.randperm(len(question.unsafe), generator=chance)[: max(1, most // starts)].repeat_interleave(starts)
-    share = torch.rand(len(which), *question.lower.shape[1:], generator=chance, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    which = torch.randperm(len(question.unsafe), generator=generator)[: max(1, most // starts)].repeat_interleave(
+        starts
+    )
+    share = torch.rand(len(which), *question.lower.shape[1:], generator=generator, dtype=torch.float64)
     share[::starts] = 0.5
     points = question.lower + (question.upper - question.lower) * share.to(question.lower)
     return downhill(question, points, which, steps=steps, deadline=time.monotonic() + seconds)
@@ -32,9 +40,9 @@ def falsify(
 def downhill(
     question: Question, points: Tensor, which: Tensor, *, steps: int = 8, deadline: float = math.inf
 ) -> Tensor | None:
-    """A counterexample on the way of some points (D, ...), each to where the margin of its conjunction (D,) is small.
+    """Minimize the margins of conjunctions `which` (D,) by sign gradient descent from some points (D, ...).
 
-    By the gradient's signs, with steps from a half of the box down to a tenth of that.
+    Steps decrease from a half of the box to a twentieth. Returns the first counterexample on the way.
     """
     width, which = question.upper - question.lower, which.to(points.device)
     points = points.to(question.lower)

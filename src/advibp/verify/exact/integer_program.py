@@ -1,24 +1,25 @@
 """A network over a box as a mixed integer linear program, solved by HiGHS.
 
-Columns are the input x, the outputs v of the kinks, what enters them z, and for each kink the choice a that decides it:
+Columns are the input x, and for each kink (an unstable ReLU or pooling window) its output v, its pre-activations z and
+binary variables a:
 
-    z = linear in x and earlier v                      l <= z <= u, by the best bounds known
+    z = linear in x and earlier v                      l <= z <= u, by the tightest known bounds
     v >= z,  v >= s z                                  a ReLU is max(z, s z), s the slope below 0
-    v <= z - (1 - s) l (1 - a)                         a = 1: it is on
-    v <= s z + (1 - s) u a                             a = 0: it is off
+    v <= z - (1 - s) l (1 - a)                         a = 1: active
+    v <= s z + (1 - s) u a                             a = 0: inactive
     v >= z_i,  v <= z_i + (u - l_i)(1 - a_i),  sum a_i = 1        a pooling window
 
-With choices in [0, 1] instead of {0, 1} the ReLU is in its triangle: the relaxation by a linear program.
+With a in [0, 1] instead of {0, 1}, this is the triangle relaxation of the ReLU, a linear program.
 
-What the network computes differs from the linear functions by its rounding errors: z may be off by the slack of its
-function, and the objective loses its own.
+The outputs of the network differ from the linear functions by rounding errors. The rows of z are relaxed by the slack
+of their functions, and the slack of the objective is subtracted from the bound.
 
-A lower bound that a linear program yields is computed anew from its dual values, by weak duality and with a bound on
-the rounding of that computation. It holds whatever the solver's tolerances were. The bound of a mixed integer program
-is HiGHS's own, the least of its nodes' linear programs. Those are solved up to tolerances: reduced costs may have the
-wrong sign by at most _TOLERANCE. This is worth at most _TOLERANCE times the widths of all columns and rows, which is
-taken off (`_doubt`). Rows and bounds are relaxed by ten times the tolerance, so that a point of the network is never
-cut off. Such a proof assumes that HiGHS keeps its tolerances.
+The lower bound of a linear program is recomputed from its dual values, by weak duality and with a bound of the rounding
+errors of this computation. It is valid whatever the tolerances of the solver. The bound of a mixed integer program is
+that of HiGHS, the minimum over the linear programs of its nodes. These are solved up to tolerances: reduced costs may
+have the wrong sign by at most _TOLERANCE. This changes the bound by at most _TOLERANCE times the widths of all columns
+and rows, which is subtracted (`_doubt`). Rows and bounds are relaxed by ten times the tolerance, so that no point of
+the network is cut off. Such a proof assumes that HiGHS respects its tolerances.
 """
 
 from __future__ import annotations
@@ -35,22 +36,22 @@ from torch import Tensor
 
 from advibp.bounds.linear.kinks import Bends, Kinks, Linear
 
-#: What counts as feasible. The default, 1e-6, times a large coefficient would reach the threshold of a proof; with 1e-9
-#: HiGHS gives up on some programs.
+#: Feasibility tolerance. The default of 1e-6 times a large coefficient could reach the threshold of a proof. With 1e-9
+#: HiGHS fails on some programs.
 _TOLERANCE = 1e-7
-#: Rows and bounds are relaxed by this share: the solver's tolerances must not cut off the network.
+#: Rows and bounds are relaxed by this share, so that the solver's tolerances do not cut off points of the network.
 _SLACK = 10 * _TOLERANCE
 _LARGE = 1e12
 _SMALL = 1e-11
 _ERROR = highspy.HighsStatus.kError
-#: How a mixed integer program may end for its dual bound to count. (After kSolveError it has been seen to be wrong.)
+#: Model statuses after which the dual bound of a mixed integer program is valid. (After kSolveError it can be wrong.)
 _BOUNDED = frozenset(
     getattr(highspy.HighsModelStatus, name) for name in ("kOptimal", "kInterrupt", "kTimeLimit", "kInfeasible")
 )
 
 
 class Split(NamedTuple):
-    """An element of what enters a ReLU is known to be on one side of 0."""
+    """Fixes the sign of one pre-activation of a ReLU."""
 
     entering: int
     element: int
@@ -59,16 +60,16 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class Solved:
-    """What is known of the smallest value: it is at least `lower` (inf: there is no point), near it at `x` (N,)."""
+    """Result of a minimization: a lower bound (inf if infeasible), and a point `x` (N,) near the minimum."""
 
     lower: float
     x: np.ndarray[Any, Any] | None
     finished: bool  # False if time ran out
-    claimed: float = math.nan  # the bound as the solver gives it, without regard to its tolerances
+    claimed: float = math.nan  # the solver's bound, before the tolerances are subtracted
 
 
 class Program:
-    """What the value of a node can be, as far as it depends on the input and on kinks before it."""
+    """A program for the values of a node, in terms of the input and the kinks before it."""
 
     def __init__(
         self,
@@ -79,8 +80,14 @@ class Program:
         splits: Sequence[Split] = (),
         largest_of: Linear | None = None,
     ) -> None:
-        """integer: choices in {0, 1}. largest_of: functions of input and kinks, the largest of which is minimised when
-        `minimise` is called without a row."""
+        """
+        Args:
+            kinks: The kinks of the network.
+            index: The node.
+            integer: Whether a is in {0, 1}; otherwise in [0, 1].
+            splits: Fixed signs of pre-activations.
+            largest_of: Linear functions, the largest of which is minimized if `minimise` is called without a row.
+        """
         self._kinks, self._integer, self._whole = kinks, integer, not splits
         box = kinks.bounds.box
         self._lower, self._upper = [_numbers(box.lower)], [_numbers(box.upper)]
@@ -92,7 +99,7 @@ class Program:
         self._rows = 0
         self._columns = self._inputs
         before = kinks.before(index)
-        self._add_columns(np.zeros(kinks.count), np.zeros(kinks.count))  # the outputs; those that come later stay 0
+        self._add_columns(np.zeros(kinks.count), np.zeros(kinks.count))  # the outputs; those of later kinks stay 0
         self._entering: dict[tuple[int, int], int] = {}  # node and element -> its column
         for number, found in before.items():
             first = self._inputs + kinks.columns(number).start
@@ -105,7 +112,7 @@ class Program:
         self._largest = None if largest_of is None else self._add_largest(largest_of)
         self._pass()
 
-    # ------------------------------------------------------------------------------------------ what is in it
+    # ------------------------------------------------------------------------------------------ building
 
     def _add_columns(self, lower: np.ndarray[Any, Any], upper: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         self._lower.append(lower)
@@ -124,7 +131,7 @@ class Program:
         self._rows += count
 
     def _add_entering(self, node: int, elements: Tensor, lower: Any, upper: Any) -> np.ndarray[Any, Any]:
-        """Columns for elements of what enters an activation, equal to their linear functions."""
+        """Add columns for pre-activations, equal to their linear functions."""
         linear = self._kinks.elements(node, elements)
         slack = _SLACK * (1 + np.maximum(np.abs(lower), np.abs(upper)))
         z = self._add_columns(lower - slack, upper + slack)
@@ -180,7 +187,7 @@ class Program:
         self._add_entering(split.entering, element, np.array(ends[:1]), np.array(ends[1:]))
 
     def _add_largest(self, functions: Linear) -> int:
-        """A column t >= each of them, within what intervals say of their largest."""
+        """Add a column t that is at least each of the functions, bounded by interval arithmetic."""
         rows, columns, values = _sparse(functions)
         count, constants = len(functions.constants), _numbers(functions.constants - functions.slack)
         low, high = np.concatenate(self._lower), np.concatenate(self._upper)
@@ -196,7 +203,7 @@ class Program:
         return t
 
     def _bound(self, columns: np.ndarray[Any, Any], lower: Any, upper: Any) -> None:
-        """Bounds of outputs of kinks, which have columns from the beginning."""
+        """Set bounds of outputs of kinks, whose columns exist already."""
         self._lower[1][columns - self._inputs] = lower
         self._upper[1][columns - self._inputs] = upper
 
@@ -227,13 +234,13 @@ class Program:
         self._highs = highspy.Highs()
         options: dict[str, Any] = {
             "output_flag": False,
-            "threads": 1,  # several images are solved beside each other
+            "threads": 1,  # workers solve several images at once
             "primal_feasibility_tolerance": _TOLERANCE,
             "dual_feasibility_tolerance": _TOLERANCE,
             "mip_feasibility_tolerance": _TOLERANCE,
             "mip_rel_gap": 0.0,
-            "small_matrix_value": _SMALL / 10,  # HiGHS drops what is smaller
-            # These do not look at the clock: with a limit of 3 seconds they took 50. They are of little use here.
+            "small_matrix_value": _SMALL / 10,  # HiGHS drops smaller coefficients
+            # These ignore the time limit (50 seconds with a limit of 3), and help little here.
             "presolve_rule_off": 1 << 14,  # sparsify
             "mip_heuristic_run_feasibility_jump": False,
         }
@@ -243,7 +250,7 @@ class Program:
         self._usable = all(_moderate(part) for part in numbers) and self._highs.passModel(lp) != _ERROR
 
     def _drop_small(self) -> None:
-        """Leave out coefficients that HiGHS would drop, and relax their rows by what they may add."""
+        """Remove coefficients that HiGHS would drop, and relax their rows by their largest contribution."""
         small = np.abs(self._value) < _SMALL
         if not small.any():
             return
@@ -265,9 +272,9 @@ class Program:
         above: float = math.inf,
         below: float = -math.inf,
     ) -> Solved:
-        """The smallest value of a linear function of input and kinks (one row), or of `largest_of`.
+        """Minimize a linear function of input and kinks (one row), or `largest_of`.
 
-        It may stop when the value is known to be larger than `above`, or a point with a value below `below` is found.
+        It may stop when the bound is above `above`, or when a point with a value below `below` is found.
         """
         cost, constant = np.zeros(self._columns), 0.0
         if row is None:
@@ -282,7 +289,7 @@ class Program:
             return Solved(self._weak(cost, np.zeros(self._rows)) + constant, None, False)
         highs = self._highs
         highs.changeColsCost(self._columns, np.arange(self._columns, dtype=np.int32), cost)
-        # HiGHS counts the time of a mixed integer program from its start, of a linear one that of all before it too.
+        # For a linear program, HiGHS counts the time of all earlier runs too.
         before = 0.0 if self.has_choices else highs.getRunTime()
         highs.setOptionValue("time_limit", min(before + seconds, 1e20))
         highs.clearCallbacks()
@@ -291,7 +298,7 @@ class Program:
 
             def stop(event: Any) -> None:
                 out = event.data_out
-                # (said each time, for what was said in an earlier run stays said)
+                # (set each time, because the flag keeps its value between runs)
                 event.interrupt(
                     out.mip_dual_bound + constant - doubt > above or out.mip_primal_bound + constant < below
                 )
@@ -303,11 +310,11 @@ class Program:
         x = np.array(solution.col_value)[: self._inputs] if solution.value_valid else None
         finished = status != highspy.HighsModelStatus.kTimeLimit
         if status == highspy.HighsModelStatus.kInfeasible:
-            # The network itself is a point of the whole: what has none is an error of the solver.
+            # Without splits the network itself is a feasible point, so the solver is wrong.
             empty = not self._whole and (self.has_choices or self._is_empty())
             return Solved(math.inf if empty else -math.inf, None, True)
         if self.has_choices:
-            # After an error the bound that HiGHS reports is no bound: it was seen above the value of a point.
+            # After an error, the reported bound can be above the value of a point.
             claimed = info.mip_dual_bound + constant if status in _BOUNDED else -math.inf
             return Solved(claimed - doubt, x, finished, claimed)
         dual = np.array(solution.row_dual) if solution.dual_valid else np.zeros(self._rows)
@@ -315,13 +322,13 @@ class Program:
         return Solved(lower, x, finished, lower)
 
     def _weak(self, cost: np.ndarray[Any, Any], dual: np.ndarray[Any, Any]) -> float:
-        """A lower bound of cost . columns by weak duality: any numbers `dual` of the rows yield one."""
+        """Lower bound of cost . columns by weak duality. It is valid for any `dual` values of the rows."""
         dual = np.where(((dual > 0) & np.isinf(self._row_low)) | ((dual < 0) & np.isinf(self._row_high)), 0.0, dual)
         products = self._value * dual[self._at]
         rest = cost - np.bincount(self._column, products, self._columns)
         of_rows = _products(dual, self._row_low, self._row_high)
         bound = float(of_rows.sum() + _products(rest, self._low, self._high).sum())
-        # Every number passes at most so many roundings on its way into a sum.
+        # Upper bound of the number of roundings of each term.
         roundings = 2.0**-52 * (len(products) + self._rows + self._columns + 16)
         sizes = np.abs(cost) + np.bincount(self._column, np.abs(products), self._columns)
         return bound - roundings * float(np.abs(of_rows).sum() + (sizes * self._largest_of_columns).sum())
@@ -331,15 +338,15 @@ class Program:
         return np.maximum(np.abs(self._low), np.abs(self._high))
 
     def _doubt(self, cost: np.ndarray[Any, Any]) -> float:
-        """What the solver's tolerances may add to the bound of a mixed integer program."""
+        """Upper bound of what the solver's tolerances add to the bound of a mixed integer program."""
         widths = self._high - self._low
         of_rows = np.bincount(self._at, np.abs(self._value) * widths[self._column], self._rows) if self._rows else 0.0
         rounding = 2.0**-40 * float((np.abs(cost) * self._largest_of_columns).sum())
         return _TOLERANCE * float(widths.sum() + np.sum(of_rows)) + rounding
 
     def _is_empty(self) -> bool:
-        """Whether a ray of the dual proves that there is no point."""
-        self._highs.setOptionValue("presolve", "off")  # presolve finds none
+        """Whether a dual ray proves that the program is infeasible."""
+        self._highs.setOptionValue("presolve", "off")  # presolve gives no ray
         self._highs.run()
         self._highs.setOptionValue("presolve", "choose")
         found = self._highs.getDualRay()  # type: ignore[attr-defined]
@@ -349,12 +356,12 @@ class Program:
 
 
 def _moderate(numbers: np.ndarray[Any, Any]) -> bool:
-    """Whether HiGHS can work with them: it takes 1e20 for infinite, and nothing good comes of NaN."""
+    """Whether HiGHS can use these numbers: none is NaN or near 1e20, which it treats as infinite."""
     return bool((np.abs(numbers) < _LARGE).all())
 
 
 def _products(factors: np.ndarray[Any, Any], low: np.ndarray[Any, Any], high: np.ndarray[Any, Any]) -> Any:
-    """The smallest of each product with a number in [low, high]; 0 times infinity is 0."""
+    """The minimum of each factor times a number in [low, high]; 0 times infinity is 0."""
     return factors * np.where(factors > 0, low, np.where(factors < 0, high, 0.0))
 
 
@@ -363,7 +370,7 @@ def _numbers(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 def _sparse(linear: Linear) -> tuple[Any, Any, Any]:
-    """Rows, columns and values of what is not 0."""
+    """Rows, columns and values of the nonzero coefficients."""
     dense = np.concatenate([linear.inputs.double().cpu().numpy(), linear.kinks.double().cpu().numpy()], axis=1)
     rows, columns = np.nonzero(dense)
     return rows, columns, dense[rows, columns]

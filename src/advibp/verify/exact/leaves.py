@@ -1,4 +1,4 @@
-"""Parts of a box with few kinks left to decide, solved exactly as mixed integer programs."""
+"""Solves subproblems with few unstable neurons exactly, as mixed integer programs."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from torch import Tensor
 
 from advibp.bounds.linear.kinks import Bends, Kinks
 from advibp.verify.exact.integer_program import Program, Split
-from advibp.verify.exact.milp import settled
+from advibp.verify.exact.milp import solve_margin
 from advibp.verify.exact.question import Answer, Question
 
 
 class Leaves:
-    """Parts of the box of a question, by the signs (V,) of what enters its kinks: 0 where they are unknown."""
+    """Solver of subproblems, given by the signs (V,) of pre-activations of unstable neurons: 0 if undecided."""
 
     def __init__(self, question: Question, kinks: Kinks) -> None:
         self._question, self._kinks = question, kinks
-        self._places = {  # of the ReLUs: node and element that enter
+        self._places = {  # column of a ReLU -> node and element of its pre-activation
             column: (found.entering, element)
             for number, found in kinks.of.items()
             if isinstance(found, Bends)
@@ -23,7 +23,7 @@ class Leaves:
         }
 
     def solve(self, k: int, signs: Tensor, deadline: float) -> Answer:
-        """Whether a part reaches the k-th conjunction; without a point in it the margin is infinite."""
+        """Decide whether the k-th conjunction can hold in a subproblem. An empty subproblem has an infinite margin."""
         splits = [
             Split(*self._places[column], bool(signs[column] > 0)) for column in signs.nonzero().flatten().tolist()
         ]
@@ -32,16 +32,16 @@ class Leaves:
         rows, offsets = self._question.conjunction(k)
         linear, one = kinks.linear(output, rows, offsets), len(rows) == 1
         program = Program(kinks, output, integer=True, splits=splits, largest_of=None if one else linear)
-        return settled(self._question, program, linear if one else None, deadline)
+        return solve_margin(self._question, program, linear if one else None, deadline)
 
     def _boxes(self, splits: list[Split]) -> dict[int, tuple[Tensor, Tensor]]:
-        """The boxes of what enters activations, cut at 0 where a split says so."""
-        found = {}
+        """Intermediate bounds, cut at 0 by the splits."""
+        boxes = {}
         for split in splits:
-            if split.entering not in found:
+            if split.entering not in boxes:
                 lower, upper = self._kinks.bounds.boxes[split.entering]
-                found[split.entering] = lower.clone(), upper.clone()
-            lower, upper = (end.view(-1) for end in found[split.entering])
+                boxes[split.entering] = lower.clone(), upper.clone()
+            lower, upper = (end.view(-1) for end in boxes[split.entering])
             end = lower if split.positive else upper
             end[split.element] = 0.0
-        return found
+        return boxes

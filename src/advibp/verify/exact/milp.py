@@ -1,7 +1,7 @@
-"""Exact answers by mixed integer linear programming: one program for the network, one objective for each margin.
+"""Complete verification by mixed integer linear programming: one program for the network, one objective per margin.
 
-The most promising conjunction comes first, the one that linear bounds are furthest from excluding: a counterexample
-ends the search. The big-M of every kink come from the tightest bounds that CROWN finds.
+Conjunctions are solved in ascending order of their linear bounds, because a counterexample ends the search. The big-M
+constants come from the intermediate bounds of CROWN.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from advibp.verify.exact.question import PROVED, Answer, Question
 
 
 def milp(question: Question, *, seconds: float = math.inf) -> Answer:
-    """Whether the question can be answered with yes or no in so many seconds."""
+    """Decide a question by mixed integer programs within a time limit in seconds."""
     deadline = time.monotonic() + seconds
     bounds = question.refined()
     if bounds is None:
@@ -28,14 +28,14 @@ def milp(question: Question, *, seconds: float = math.inf) -> Answer:
     if kinks.too_many:
         return Answer(min(known, default=math.inf))
     margins = list(known)
-    shared = None  # by all that have one row
+    shared = None  # the program of all conjunctions with one row
     for k in sorted(range(len(known)), key=known.__getitem__):
         if known[k] > PROVED:
             continue
         rows, offsets = question.conjunction(k)
-        if len(rows) == 0:  # it holds everywhere
+        if len(rows) == 0:  # an empty conjunction always holds
             return Answer(-math.inf, question.broken_by(question.lower))
-        if time.monotonic() >= deadline:  # (a program of a large network takes seconds to make)
+        if time.monotonic() >= deadline:  # (to build the program of a large network takes seconds)
             return Answer(min(margins), in_time=False)
         linear = kinks.linear(output, rows, offsets)
         one = len(rows) == 1
@@ -43,17 +43,17 @@ def milp(question: Question, *, seconds: float = math.inf) -> Answer:
             program = shared = shared or Program(kinks, output, integer=True)
         else:
             program = Program(kinks, output, integer=True, largest_of=linear)
-        answer = settled(question, program, linear if one else None, deadline)
+        answer = solve_margin(question, program, linear if one else None, deadline)
         margins[k] = max(margins[k], answer.margin)
         if answer.counterexample is not None or not answer.in_time:
             return replace(answer, margin=min(margins))
     return Answer(min(margins, default=math.inf))
 
 
-def settled(question: Question, program: Program, row: Linear | None, deadline: float) -> Answer:
-    """What a program says of one margin: the smallest value of a row, or of what the program was made for."""
+def solve_margin(question: Question, program: Program, row: Linear | None, deadline: float) -> Answer:
+    """Bound one margin, the minimum of a row or of the program's `largest_of`, and look for a counterexample."""
     margin = -math.inf
-    # Where rounding errors save the network from the first point that is low enough, the lowest may still break it.
+    # If the first low point is no counterexample because of rounding, the lowest point may be one.
     for below in (-PROVED, -math.inf):
         left = deadline - time.monotonic()
         solved = program.minimise(row, seconds=left, above=PROVED, below=below)

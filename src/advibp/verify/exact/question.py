@@ -1,8 +1,8 @@
-"""What an exact verifier is asked: can the outputs of a network over a box of inputs be where they must not be?
+"""The problem that an exact verifier decides: can the outputs of a network over a box of inputs be unsafe?
 
-What must not be is a union of polyhedra, each a conjunction of rows: it holds where C y + d <= 0 in every row. For an
-image with label t they are the half-spaces z_t - z_k <= 0, one for each other class k. The answer to one of them is the
-smallest value that the largest of its rows can have, its *margin*: above 0 it can't be reached.
+The unsafe outputs y are a union of polyhedra. Each of them is a conjunction: C y + d <= 0 in every row. For an image
+with label t they are the half-spaces z_t - z_k <= 0, one for each other class k. The *margin* of a conjunction is the
+minimum over the box of the largest row of C y + d. If it is above 0, the conjunction can't hold.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from advibp.bounds.rounding import Rounding
 from advibp.execution.own_copy import run_on_copy
 from advibp.verify.exact import witness
 
-#: A margin proves something if it is larger: solvers and rounding leave errors of up to this size.
+#: A margin above this is a proof. Solvers and rounding may cause errors of up to this size.
 PROVED = 1e-5
 
 
 @dataclass(frozen=True)
 class Answer:
-    """`margin` is a lower bound of the smallest margin. Without time left the question may be open."""
+    """Result of a search. `margin` is a lower bound of the smallest margin; `in_time` is False after a timeout."""
 
     margin: float
     counterexample: Tensor | None = None  # (1, ...), checked on the network itself
@@ -43,14 +43,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Question:
-    """One network, one box (1, ...), and the conjunctions (C (R, K), d (R,)) that must not hold."""
+    """A network, a box (1, ...) of inputs, and the unsafe conjunctions (C (R, K), d (R,))."""
 
     net: nn.Module
     lower: Tensor
     upper: Tensor
     unsafe: Sequence[tuple[Tensor, Tensor]]
-    strict: bool = False  # whether a counterexample must lie inside, with C y + d < 0
-    real: bool = False  # whether the question is about real arithmetic, in which the network does not round
+    strict: bool = False  # whether a counterexample must satisfy C y + d < 0
+    real: bool = False  # whether proofs are about real arithmetic, without rounding
 
     @classmethod
     def robustness(
@@ -76,31 +76,31 @@ class Question:
 
     @property
     def own_inputs(self) -> Box | Rounded:
-        """The box in the network's own type."""
+        """The box in the network's type."""
         if self.real:
             return Box.from_bounds(self.lower.to(self.dtype), self.upper.to(self.dtype))
         return Rounded.between(self.lower.double(), self.upper.double(), Rounding(self.dtype, self.dtype))
 
     @cached_property
     def bounds(self) -> LinearBounds:
-        """Linear bounds in double precision, whose boxes verifiers may tighten."""
+        """Linear bounds in double precision. Verifiers may tighten their intermediate bounds."""
         return LinearBounds(self.net, self.inputs, wide=self.dtype)
 
     @torch.no_grad()
     def refined(self) -> LinearBounds | None:
-        """The bounds as CROWN tightens them; None where numbers are so large that there are none."""
+        """The bounds with intermediate bounds by CROWN; None if some of them are not finite."""
         bounds = self.bounds.refine()
         ends = (end for box in bounds.boxes.values() for end in box)
         return bounds if all(bool(end.isfinite().all()) for end in ends) else None
 
     @torch.no_grad()
     def broken_by(self, x: Tensor) -> Tensor | None:
-        """The first counterexample (1, ...) of some points (B, ...), after moving them into the box.
+        """The first counterexample (1, ...) among some points (B, ...), after moving them into the box.
 
-        It lies in the box, and the network's outputs for it, in the network's own precision, meet a conjunction in
-        exact arithmetic. The network is called on that point alone, because its outputs in a batch may differ from
-        these by rounding. An image must be misclassified in every evaluation of the network, unless the question is
-        about real arithmetic.
+        A counterexample lies in the box, and the network's outputs for it, in the network's precision, satisfy a
+        conjunction in exact arithmetic. The network runs on that point alone, because its outputs in a batch may have
+        other rounding errors. With `strict`, every evaluation of the network must satisfy a conjunction, except in real
+        arithmetic.
         """
         points, inside = self._inside(x.to(self.lower))
         outputs = run_on_copy(self.net, points).double()
@@ -119,7 +119,7 @@ class Question:
         return any(witness.holds(output, rows, offsets, strict=self.strict) for rows, offsets in unsafe)
 
     def _always_holds(self, point: Tensor, unsafe: Sequence[tuple[Tensor, Tensor]]) -> bool:
-        """Whether all that the network may compute at a point (1, ...) meets one of the conjunctions, strictly."""
+        """Whether every evaluation of the network at a point (1, ...) satisfies one of the conjunctions strictly."""
         outputs = self.net(Rounded.ball(point, 0.0, None))
         lower, upper = outputs.lower[0].double(), outputs.upper[0].double()
         for rows, offsets in unsafe:
@@ -130,10 +130,9 @@ class Question:
         return False
 
     def _inside(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The points of the box that are nearest to x (B, ...), in the network's precision, and which are in it (B,).
+        """The points nearest to x (B, ...) in the network's precision, and which of them are in the box (B,).
 
-        A point can't be moved into the box where no number of the network's precision is between its two ends, as in
-        float32 if both are 0.1.
+        A box may contain no number of the network's precision, for example in float32 if both its ends are 0.1.
         """
         near = torch.minimum(torch.maximum(x, self.lower), self.upper).to(self.dtype)
         up, down = (torch.full_like(near, end) for end in (math.inf, -math.inf))
@@ -147,12 +146,12 @@ class Question:
         return like(self.net).dtype
 
     def linear_margin(self, k: int) -> float:
-        """What linear bounds say of a conjunction's margin: that it is at least the largest of its rows' bounds."""
+        """Lower bound of a conjunction's margin by linear bounds: the largest lower bound of its rows."""
         rows, offsets = self.conjunction(k)
         with torch.no_grad():
-            found = self.bounds.lower(self.bounds.tape.output, rows) + offsets
-            found = found - 2.0**-50 * (found.abs() + 2 * offsets.abs())
-        return max((float(margin) for margin in found if not margin.isnan()), default=-math.inf)
+            margins = self.bounds.lower(self.bounds.tape.output, rows) + offsets
+            margins = margins - 2.0**-50 * (margins.abs() + 2 * offsets.abs())
+        return max((float(margin) for margin in margins if not margin.isnan()), default=-math.inf)
 
     def conjunction(self, k: int) -> tuple[Tensor, Tensor]:
         """C (R, K) and d (R,) in double precision, on the network's device."""
@@ -160,7 +159,7 @@ class Question:
         return rows, offsets
 
     def about(self, which: Sequence[int]) -> Question:
-        """The same about some of the conjunctions."""
+        """The same question with some of the conjunctions."""
         return replace(self, unsafe=[self.unsafe[k] for k in which])
 
 
@@ -171,7 +170,7 @@ def against(label: int, classes: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def like(net: nn.Module) -> Tensor:
-    """A tensor of a network's precision, where it is; a network may have no weights."""
+    """A tensor with the type and device of a network, which may have no weights."""
     return next(net.parameters(), torch.empty(0))
 
 

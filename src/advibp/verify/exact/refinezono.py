@@ -1,9 +1,9 @@
-"""RefineZono (Singh et al. 2019): DeepZ, whose undecided ReLUs get bounds from exact and from linear programs.
+"""RefineZono (Singh et al. 2019): DeepZ with bounds of unstable ReLUs from mixed integer and linear programs.
 
-The zonotope goes through the network; at every ReLU the neurons it leaves undecided are bounded anew, by a mixed
-integer program in early layers and by its linear relaxation in later ones, those with the largest effect on the margins
-first, as long as there is time. The refined [l, u] enter DeepZ's rule for the ReLU, the linear bounds, and a last
-linear program for each margin; the best answer counts.
+The zonotope is propagated through the network. At every ReLU layer, unstable neurons are bounded again: by mixed
+integer programs in early layers and by their linear relaxations in later ones. Neurons with the largest effect on the
+margins come first, until time runs out. The refined [l, u] are used by DeepZ's rule for the ReLU, by the linear bounds,
+and by a final linear program for each margin. The best bound counts.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from advibp.verify.exact.integer_program import Program
 from advibp.verify.exact.question import PROVED, Answer, Question
 
 _RELUS = frozenset(spellings("relu relu_"))
-#: By how much a bound is widened: what the solver's tolerances may have taken from it.
+#: Bounds are widened by this, to cover the solver's tolerances.
 _ERROR = 1e-7
-#: Layers of ReLUs, after the first, whose neurons are bounded exactly. (Intervals are exact for the first.)
+#: Number of ReLU layers after the first that are bounded exactly. (Intervals are exact for the first.)
 EXACT_LAYERS = 1
-#: Seconds for an image, if nobody says how many.
+#: Default time limit in seconds.
 SECONDS = 20.0
 
 
 @torch.no_grad()
 def refinezono(question: Question, *, seconds: float = math.inf, exact_layers: int = EXACT_LAYERS) -> Answer:
-    """A lower bound of the margin. When the time is over, the bounds found so far are what is used."""
+    """Bound the margins. When time runs out, the bounds found so far are used."""
     deadline = time.monotonic() + (SECONDS if seconds == math.inf else seconds)
     bounds = question.refined()
     if bounds is None:
         return Answer(-math.inf)
-    # Tighter [l, u] at the ReLUs need not make a tighter zonotope, so the one without them is asked too, and first.
+    # Tighter [l, u] at the ReLUs do not always give a tighter zonotope, so plain DeepZ runs first.
     margins = _margins(question, bounds.tape.replay(_zonotope(bounds)))
     if all(margin > PROVED for margin in margins) or Kinks(bounds).too_many:
         return Answer(min(margins, default=math.inf))
     effects = _effects(question, bounds)
-    # ReLUs are met in the order of the tape, each once.
+    # The replay visits each ReLU once, in the order of the tape.
     relus = [i for i in bounds.activations if bounds.tape.nodes[i].func in _RELUS]
     met = iter(enumerate(relus))
 
@@ -79,17 +79,17 @@ def _zonotope(bounds: LinearBounds, relu_bounds: ReluBounds | None = None) -> Zo
 
 
 def _margins(question: Question, output: Any) -> list[float]:
-    """Of each conjunction, by the linear bounds as they are and by a zonotope (1, K) of outputs. A NaN is none."""
-    found = []
+    """Margins of the conjunctions by the linear bounds and by the zonotope (1, K) of outputs. NaN is ignored."""
+    margins = []
     for k in range(len(question.unsafe)):
-        # (A network that runs would round this product, so the bound is a little lower than need be.)
+        # (The bound includes the rounding error of this product, which the network does not compute.)
         by_zonotope: Any = F.linear(output, *question.conjunction(k))
-        found.append(max([question.linear_margin(k), *by_zonotope.lower.flatten().tolist()]))
-    return found
+        margins.append(max([question.linear_margin(k), *by_zonotope.lower.flatten().tolist()]))
+    return margins
 
 
 def _refine(bounds: LinearBounds, number: int, effect: Tensor, *, integer: bool, until: float) -> None:
-    """Tighter bounds for what enters a ReLU, neuron by neuron; of those that are decided no more is asked."""
+    """Tighten the bounds of the pre-activations of a ReLU layer, neuron by neuron."""
     kinks = Kinks(bounds)
     bends = kinks.of[number]
     assert isinstance(bends, Bends)
@@ -102,7 +102,7 @@ def _refine(bounds: LinearBounds, number: int, effect: Tensor, *, integer: bool,
         left = until - time.monotonic()
         if left <= 0:
             break
-        each = max(left / (len(order) - place), left / 10)  # what is hard must not take it all
+        each = max(left / (len(order) - place), left / 10)  # a hard neuron must not take all the time
         row = kinks.elements(bends.entering, element)
         at_least = program.minimise(row, seconds=each / 2, above=0.0).lower - _ERROR
         if at_least > 0:
@@ -115,7 +115,7 @@ def _refine(bounds: LinearBounds, number: int, effect: Tensor, *, integer: bool,
 
 
 def _effects(question: Question, bounds: LinearBounds) -> dict[int, Tensor]:
-    """How much the margins depend on each neuron (N,) of every activation, by the rows of a way back."""
+    """The effect of each neuron (N,) of every activation on the margins: sums of coefficients in a backward pass."""
     effects: dict[int, Tensor] = {}
     relaxed = bounds.relaxed(slice(None))
 

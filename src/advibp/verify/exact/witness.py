@@ -1,7 +1,7 @@
-"""Counterexamples in exact arithmetic: whether C y + d <= 0 holds must not depend on the order of a sum.
+"""Decides in exact arithmetic whether C y + d <= 0, independent of the order of a sum.
 
 Floating-point numbers are fractions, and so are their sums and products. Comparing them as fractions is slow, so
-`candidates` first discards, in float64, all points that are certainly no counterexamples.
+`candidates` first discards, in float64, points that are certainly not counterexamples.
 """
 
 from __future__ import annotations
@@ -59,5 +59,5 @@ def holds(output: Tensor, rows: Tensor, offsets: Tensor, *, strict: bool = False
 
 
 def _fractions(values: Tensor) -> Sequence[Fraction]:
-    """The values themselves: conversion to float64 and to a fraction is exact."""
+    """The values as fractions. The conversions to float64 and to fractions are exact."""
     return [Fraction(value) for value in values.detach().double().flatten().tolist()]
