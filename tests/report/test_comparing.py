@@ -1,4 +1,4 @@
-"""Runs beside each other: p-values are those of the binomial distribution, and nothing is compared that can't be."""
+"""Comparison of runs: p-values are those of the binomial distribution, and incomparable numbers give a warning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scipy.stats import binomtest
 
 from advibp.cli.compare_command import fitting, markdown
 from advibp.errors import UserError
-from advibp.report.comparing import Comparison, mcnemar, p_written
+from advibp.report.comparing import Comparison, format_p, mcnemar
 from advibp.report.sections import TableSection
 from advibp.runs.run_files import read_run
 from advibp.verify.records import Record, Verdict
@@ -43,7 +43,7 @@ def test_p_values_by_hand_and_at_the_size_of_a_test_set() -> None:
     assert mcnemar(7, 7) == 1.0  # twice the lower half, the middle counted twice, is more than 1
     assert mcnemar(0, 10_000) == 0.0  # 2^-9999 is no float
     assert mcnemar(4_900, 5_100) == pytest.approx(binomtest(4_900, 10_000).pvalue, rel=1e-9)
-    assert [p_written(p) for p in (0.0009, 0.0049, 0.25, 1.0)] == ["p < 0.001", "p = 0.005", "p = 0.25", "p = 1.00"]
+    assert [format_p(p) for p in (0.0009, 0.0049, 0.25, 1.0)] == ["p < 0.001", "p = 0.005", "p = 0.25", "p = 1.00"]
 
 
 def record(index: int, eps: float, verdict: Verdict, **changes: Any) -> Record:
@@ -89,7 +89,7 @@ def test_images_are_paired_by_fingerprint_not_by_place(tmp_path: Path) -> None:
     assert not warned(tests)
 
 
-def test_networks_that_prove_the_same_are_said_to(tmp_path: Path) -> None:
+def test_networks_that_prove_the_same_images(tmp_path: Path) -> None:
     pair = [make(tmp_path / name, verdicts("rrru")) for name in ("a", "b")]
     assert "a and b prove the same 3 of 4 images." in sections(*pair)["errors on test images"].notes[0]
 
@@ -112,7 +112,7 @@ def test_errors_and_their_difference_to_the_first_run(tmp_path: Path) -> None:
     assert "c is not certified." in tests.notes
 
 
-def test_other_attacks_images_and_verifiers_are_warned_of(tmp_path: Path) -> None:
+def test_different_attacks_images_and_verifiers_give_a_warning(tmp_path: Path) -> None:
     first = make(tmp_path / "first", verdicts("rruu"))
     others = {
         "attacks": make(tmp_path / "attack", verdicts("rruu", attack="apgd steps=5 seed=0")),
@@ -131,7 +131,7 @@ def test_other_attacks_images_and_verifiers_are_warned_of(tmp_path: Path) -> Non
     assert rows["not proved by any"] == ["50.00 %", "50.00 % (+0.00)"]
 
 
-def test_an_eps_is_the_same_however_exactly_it_was_kept(tmp_path: Path) -> None:
+def test_an_eps_is_the_same_in_records_and_summaries(tmp_path: Path) -> None:
     eps = 8 / 255
     first = make(tmp_path / "records", [record(0, eps, "robust"), record(1, eps, "unknown")])
     kept = make(tmp_path / "numbers")
@@ -149,9 +149,9 @@ def test_an_eps_is_the_same_however_exactly_it_was_kept(tmp_path: Path) -> None:
 
 def test_only_what_differs_in_the_recipes_is_shown(tmp_path: Path) -> None:
     runs = make(tmp_path / "a", lr=0.3, published={"x": 1}), make(tmp_path / "b", lr=0.3000000001, flip=None)
-    assert table(sections(*runs)["recipes: what differs"]) == {"lr": ["0.3", "0.3000000001"], "flip": ["–", "none"]}
+    assert table(sections(*runs)["recipes: keys that differ"]) == {"lr": ["0.3", "0.3000000001"], "flip": ["–", "none"]}
     same = make(tmp_path / "c"), make(tmp_path / "d")
-    told = sections(*same)["recipes: what differs"]
+    told = sections(*same)["recipes: keys that differ"]
     assert (list(told.rows), list(told.notes)) == ([], ["The recipes are the same."])
 
 
@@ -160,9 +160,9 @@ def test_many_runs_are_rows(tmp_path: Path) -> None:
     told = sections(*runs)
     tests = told["errors on test images, eps 0.1"]
     assert [row[0] for row in tests.rows] == [f"run-{k}" for k in range(5)]
-    assert list(tests.head)[1:] == ["eps 0.1", "standard error", "error under attack", "not proved by ibp"]
+    assert list(tests.head)[1:] == ["eps 0.1", "standard error", "attack error", "not proved by ibp"]
     assert tests.rows[2][4].strip() == "60.00 % (-40.00)"
-    assert list(told["recipes: what differs"].head) == ["", "eps"]
+    assert list(told["recipes: keys that differ"].head) == ["", "eps"]
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_real_runs_in_the_terminal(real: Path, capsys: pytest.CaptureFixture[str
     assert "of 40" in " ".join(told.split())
 
 
-def test_numbers_alone_say_the_same_errors(real: Path) -> None:
+def test_summaries_and_records_give_the_same_errors(real: Path) -> None:
     whole, kept = (sections(real / "seed-0", real / name)["errors on test images"] for name in ("seed-1", "kept"))
     assert table(whole) == table(kept)
     assert not warned(kept)
@@ -224,7 +224,7 @@ def test_numbers_alone_say_the_same_errors(real: Path) -> None:
     assert not any("prove" in note for note in kept.notes)  # there is nothing to pair
 
 
-def test_a_run_that_is_not_finished_shows_what_there_is(real: Path, tmp_path: Path) -> None:
+def test_an_unfinished_run_shows_its_epochs(real: Path, tmp_path: Path) -> None:
     for name in ("recipe.yaml", "metrics.jsonl"):
         shutil.copy(real / "seed-1" / name, tmp_path / name)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)

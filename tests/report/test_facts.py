@@ -38,18 +38,18 @@ def test_large_whole_numbers_are_shown_to_the_last_digit() -> None:
 @pytest.mark.parametrize(
     ("eps", "said"), [(0.3, "0.3"), (8 / 255, "8/255"), (2.2 / 255, "0.00862745"), (0.0123, "0.0123"), (1.0, "1")]
 )
-def test_eps_is_said_as_it_was_meant(eps: float, said: str) -> None:
-    assert facts.say_eps(eps) == said
+def test_eps_is_formatted(eps: float, said: str) -> None:
+    assert facts.format_eps(eps) == said
 
 
 @pytest.mark.parametrize(
     ("seconds", "said"), [(4.26, "4.3 s"), (59.97, "60.0 s"), (61, "1 min"), (3599, "1 h 00 min"), (5903, "1 h 38 min")]
 )
-def test_times_are_short(seconds: float, said: str) -> None:
-    assert facts.say_seconds(seconds) == said
+def test_times_are_formatted(seconds: float, said: str) -> None:
+    assert facts.format_seconds(seconds) == said
 
 
-def test_a_metric_that_is_no_number_is_a_hole_and_one_that_never_was_is_left_out() -> None:
+def test_nan_metrics_are_gaps_and_missing_metrics_are_omitted() -> None:
     history = [{"epoch": 1, "phase": "ramp", "fosc": math.nan, "angle": "x"}, {"epoch": 2, "fosc": 0.25}]
     told = facts.run_facts(RunFiles(path=Path("a"), recipe={}, summary=None, history=history), "a")["history"]
     assert told == {"epoch": [1, 2], "phase": ["ramp", ""], "fosc": [None, 0.25]}

@@ -1,4 +1,4 @@
-"""The page as people see it: in a browser, without a network."""
+"""The page in a browser, without a network connection."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def shown(browser: Browser, tmp_path: Path, runs: list[RunFiles], **more: Any) -
     browser.open(tmp_path / "page.html")
 
 
-def test_three_runs_draw_all_figures_without_a_complaint_or_a_request(browser: Browser, page: Path) -> None:
+def test_three_runs_draw_all_figures_without_errors_or_requests(browser: Browser, page: Path) -> None:
     browser.open(page)
     assert page.stat().st_size < 5e6
     assert browser.errors() == []
@@ -82,11 +82,11 @@ def test_the_numbers_are_those_of_the_records(browser: Browser, page: Path, trai
         assert row[2:] == [
             str(errors.images), *(f"{value:.2f} %" for value in percents), f"{errors.best - errors.attack:.2f}"
         ]  # fmt: skip
-    browser.run(_MOVE, [e["said"] for e in browser.run("return DATA.eps")].index("0.05"))
+    browser.run(_MOVE, [e["text"] for e in browser.run("return DATA.eps")].index("0.05"))
     counts = certified.counts(0.05)
     card = browser.text("#glance .card")
-    assert f"{counts['robust']} of 60 test images are proved safe at eps 0.05 by IBP and CROWN" in card
-    assert f"The attack broke {counts['falsified']}; {counts['unknown']} are open" in card
+    assert f"{counts['robust']} of 60 test images are proved at eps 0.05 by IBP and CROWN" in card
+    assert f"The attack broke {counts['falsified']}; {counts['unknown']} are undecided" in card
 
 
 def test_the_slider_moves_all_that_depends_on_eps(browser: Browser, page: Path) -> None:
@@ -114,7 +114,7 @@ def test_the_slider_moves_all_that_depends_on_eps(browser: Browser, page: Path) 
 def test_a_run_that_is_switched_off_leaves_all_figures_and_comes_back(browser: Browser, page: Path) -> None:
     browser.open(page)
     all_colours = browser.run(_COLOURS)
-    gone = browser.run("return runColour(0)")
+    gone = browser.run("return runColor(0)")
     browser.run("document.querySelectorAll('#runs input')[0].click()")
     assert not any(gone in drawn for drawn in browser.run(_COLOURS))
     assert (
@@ -200,7 +200,7 @@ def test_hostile_strings_are_shown_and_not_run(browser: Browser, tmp_path: Path,
     assert browser.errors() == []
 
 
-def test_what_gets_into_the_page_by_a_mistake_of_ours_does_not_run(browser: Browser, page: Path) -> None:
+def test_injected_scripts_do_not_run(browser: Browser, page: Path) -> None:
     browser.open(page)
     browser.run(
         """document.head.append(Object.assign(document.createElement('script'), {textContent: 'window.broken = 1'}));
@@ -239,7 +239,7 @@ def test_sections_need_no_runs(browser: Browser, tmp_path: Path) -> None:
 def test_a_browser_that_cannot_unpack_says_so_and_shows_the_tables(browser: Browser, page: Path) -> None:
     browser.open(page, before="delete window.DecompressionStream")
     assert "can't unpack the figures" in browser.text("#problem")
-    assert "test images are proved safe" in browser.text("#glance")
+    assert "test images are proved" in browser.text("#glance")
     assert browser.run("return document.querySelectorAll('#glance tbody tr').length") > 0
 
 
@@ -249,7 +249,7 @@ def test_text_and_tables_are_there_before_the_figures(browser: Browser, page: Pa
     browser.open(page, before=seen)
     unpacked, text = browser.run("return window.seen")
     assert not unpacked
-    assert "test images are proved safe" in text
+    assert "test images are proved" in text
     assert browser.run("return !!window.Plotly")
 
 
@@ -300,7 +300,7 @@ def test_the_page_shows_a_verifier_that_is_added_to_the_table(
     assert browser.errors() == []
     assert "by IBP and Newest verifier" in browser.text("#glance")
     stages = browser.run("return [...document.querySelectorAll('#cascade .stage b')].map(node => node.textContent)")
-    assert stages == ["clean pass", "IBP", "PGD attack", "Newest verifier", "still open"]
+    assert stages == ["clean pass", "IBP", "PGD attack", "Newest verifier", "undecided"]
 
 
 def test_the_command_says_where_the_page_is(
@@ -321,7 +321,7 @@ def test_the_command_says_where_the_page_is(
     "command",
     ["report nowhere", "report {bare} --out {bare}", "report {bare} --out no/where.html", "report {bare} {bare}"],
 )
-def test_mistakes_are_told_in_a_sentence(
+def test_mistakes_are_reported_in_a_sentence(
     command: str, trained: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(command.format(**trained)) == 2
@@ -341,13 +341,13 @@ _JSON = st.recursive(
 
 
 @given(_JSON)
-def test_json_in_the_page_says_the_same_and_closes_no_element(data: Any) -> None:
+def test_json_is_equal_and_closes_no_element(data: Any) -> None:
     text = to_json(data)
     assert json.loads(text) == data
     assert not set(text) & set("<>&\u2028\u2029")
 
 
-def test_numbers_that_json_does_not_have_are_null() -> None:
+def test_nan_and_infinity_are_null() -> None:
     assert json.loads(to_json({"a": [math.nan, math.inf, (1, -math.inf)]})) == {"a": [None, None, [1, None]]}
 
 
@@ -356,7 +356,7 @@ def test_the_same_runs_make_the_same_page(trained: dict[str, Path]) -> None:
     assert len(pages) == 1
 
 
-def test_runs_of_one_name_and_an_eps_in_fewer_digits_are_told(trained: dict[str, Path], tmp_path: Path) -> None:
+def test_runs_of_one_name_and_rounded_eps_are_distinguished(trained: dict[str, Path], tmp_path: Path) -> None:
     """Two folders called `run`, the second without records: its summary knows 8/255 as 0.0313725."""
     for place, source in (("one", "first"), ("two", "bare")):
         shutil.copytree(trained[source], tmp_path / place / "run")
@@ -370,5 +370,5 @@ def test_runs_of_one_name_and_an_eps_in_fewer_digits_are_told(trained: dict[str,
     summary.write_text(summary.read_text().replace('"0.05"', '"0.0313725"'))
     data = page_data([read_run(tmp_path / place / "run") for place in ("one", "two")], (), "", ())
     assert [run["name"] for run in data["runs"]] == ["one/run", "two/run"]
-    assert [one["said"] for one in data["eps"]] == ["0.01", "8/255"]
+    assert [one["text"] for one in data["eps"]] == ["0.01", "8/255"]
     assert [[at["eps"] for at in entry["at"]] for entry in data["entries"]] == [[0.01, 0.0313725]] * 2

@@ -44,7 +44,7 @@ def mnist() -> Split:
     return test
 
 
-def test_the_hardest_proved_come_first_and_the_nearest_open_ones(run: RunFiles, mnist: Split) -> None:
+def test_images_with_margins_near_zero_come_first(run: RunFiles, mnist: Split) -> None:
     found = at(show([run], [Source(mnist)]), 0.05)
     assert run.last is not None
     margins = sorted(r.lower_margin for r in run.last.records if r.eps == 0.05 and r.verdict == "robust")  # type: ignore[type-var]
@@ -70,7 +70,7 @@ def test_pictures_are_the_test_images_and_the_counterexamples(run: RunFiles, mni
         assert image["now"] != image["label"]  # what the network says of it
 
 
-def test_what_is_brighter_is_blue_and_what_is_darker_is_orange() -> None:
+def test_brighter_pixels_are_blue_and_darker_ones_orange() -> None:
     delta = torch.tensor([[[0.1, -0.1, 0.0, 0.05]]])
     brighter, darker, same, half = np.asarray(shown_images._change(delta, 0.1))[0].tolist()
     assert brighter == list(shown_images._BRIGHTER)
@@ -79,7 +79,7 @@ def test_what_is_brighter_is_blue_and_what_is_darker_is_orange() -> None:
     assert half == pytest.approx([(255 + channel) / 2 for channel in shown_images._BRIGHTER], abs=1)
 
 
-def test_colours_stay_colours_and_large_images_get_small() -> None:
+def test_color_images_keep_their_colors_and_large_images_are_shrunk() -> None:
     x = torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(0))
     shown = np.asarray(shown_images._picture(x)) / 255
     assert np.abs(shown - x.permute(1, 2, 0).numpy()).max() <= 0.5 / 255 + 1e-6
@@ -117,7 +117,7 @@ def test_a_record_cannot_name_a_file_outside_its_folder(run: RunFiles, mnist: Sp
     assert all("adversarial" not in image for image in at(shown, 0.05)["broken"])
 
 
-def test_another_network_is_not_asked_about_counterexamples(run: RunFiles, mnist: Split) -> None:
+def test_predictions_are_shown_only_for_the_certified_network(run: RunFiles, mnist: Split) -> None:
     def predict(x: Tensor) -> Tensor:
         raise AssertionError("asked")
 
@@ -125,7 +125,7 @@ def test_another_network_is_not_asked_about_counterexamples(run: RunFiles, mnist
     assert all("now" not in image for image in at(shown, 0.05)["broken"])
 
 
-def test_pictures_fit_in_their_room(run: RunFiles, mnist: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_fit_their_size_limit(run: RunFiles, mnist: Split, monkeypatch: pytest.MonkeyPatch) -> None:
     all_of_them = show([run], [Source(mnist)])["pictures"]
     room = sum(map(len, all_of_them)) // 2
     monkeypatch.setattr(shown_images, "_ROOM", room)

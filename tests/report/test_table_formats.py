@@ -43,7 +43,7 @@ def test_markdown_and_latex_have_every_cell_in_its_place(grid: tuple[list[str], 
     assert {len(re.split(r"(?<!\\)&", line)) for line in body} == {len(head)}
 
 
-def test_latex_is_told_no_commands() -> None:
+def test_latex_contains_no_commands_of_cells() -> None:
     found = latex(section(["a_b"], [["50 % & $x^2$ \\input{x} #1 {y} ~"]]))
     assert r"a\_b" in found
     assert r"50 \% \& \$x\textasciicircum{}2\$ \textbackslash{}input\{x\} \#1 \{y\} \textasciitilde{}" in found

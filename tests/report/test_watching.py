@@ -1,4 +1,4 @@
-"""A run while it trains: from its folder alone, whoever trains it."""
+"""Watching a run while it trains, by its folder alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from advibp import Recipe, data, nets, train
 from advibp.cli import watch_command
 from advibp.errors import UserError
-from advibp.report.watching import BLOCKS, Left, Watched, is_held, left_after, phases, sparkline
+from advibp.report.watching import BLOCKS, Remaining, Watched, is_training, phases, remaining_after, sparkline
 from advibp.runs.run_files import RunFiles
 from advibp.runs.training_display import HEADER, Silent
 from advibp.storage import checkpoint
@@ -108,27 +108,27 @@ def test_phases_of_shares_and_stages() -> None:
     ]
 
 
-def test_stages_of_all_layers_are_those_that_were_begun() -> None:
+def test_the_number_of_stages_for_all_layers_grows() -> None:
     """How many layers there are is the network's to say."""
     history = [epoch(k, "full", 1.0) for k in range(1, 11)]
     history += [{**epoch(k, "latent", 1.0), "stage": k - 10} for k in (11, 12)]
     run = run_of(*history, stages="all", stage_epochs=2.0, warmup_natural=1.0)
     assert phases(run)[-1].ends == 14
-    assert left_after(run, run.history) == Left(2.0, least=True)
+    assert remaining_after(run, run.history) == Remaining(2.0, least=True)
 
 
 def test_the_time_left_is_that_of_each_phase() -> None:
     recipe = {"warmup_natural": 2.0, "warmup_adversarial": 0.0, "ramp": 3.0}
     history = [epoch(1, "natural", 1.0), epoch(2, "natural", 1.0)]
-    assert left_after(run_of(**recipe), []) is None
+    assert remaining_after(run_of(**recipe), []) is None
     # What a ramp takes is not known yet.
-    assert left_after(run_of(**recipe), history) == Left(8.0, least=True)
+    assert remaining_after(run_of(**recipe), history) == Remaining(8.0, least=True)
     history += [epoch(3, "ramp", 10.0), epoch(4, "ramp", 20.0)]
-    assert left_after(run_of(**recipe), history) == Left(6 * 15.0, least=False)
+    assert remaining_after(run_of(**recipe), history) == Remaining(6 * 15.0, least=False)
     history += [epoch(5, "ramp", 15.0), epoch(6, "full", 5.0)]
-    assert left_after(run_of(**recipe), history) == Left(4 * 5.0, least=False)
+    assert remaining_after(run_of(**recipe), history) == Remaining(4 * 5.0, least=False)
     history += [epoch(k, "full", 5.0) for k in range(7, 11)]
-    assert left_after(run_of(**recipe), history) == Left(0.0, least=False)
+    assert remaining_after(run_of(**recipe), history) == Remaining(0.0, least=False)
 
 
 @given(
@@ -155,15 +155,15 @@ def test_a_folder_that_a_process_trains_in_is_held(stopped: Path) -> None:
     age(stopped, 3600)
     run = Watched(stopped)
     assert run.late()
-    assert run.stands_still()
+    assert run.is_stalled()
     with checkpoint.held(stopped, "training", ()):
-        assert is_held(stopped)
+        assert is_training(stopped)
         assert run.late()
-        assert not run.stands_still()
-    assert not is_held(stopped)
+        assert not run.is_stalled()
+    assert not is_training(stopped)
 
 
-def test_nobody_is_late_within_moments_or_when_finished(stopped: Path, finished: Path) -> None:
+def test_a_run_is_not_late_at_first_or_when_finished(stopped: Path, finished: Path) -> None:
     assert not Watched(stopped).late()
     done = Watched(finished)
     assert done.finished
@@ -171,7 +171,7 @@ def test_nobody_is_late_within_moments_or_when_finished(stopped: Path, finished:
     assert not done.late()
 
 
-def test_epochs_are_seen_as_they_are_written(stopped: Path, finished: Path) -> None:
+def test_new_epochs_are_read(stopped: Path, finished: Path) -> None:
     run, whole = Watched(stopped), Watched(finished)
     assert (run.done, run.total) == (2, 4)
     assert run.phase == whole.history[2]["phase"]
@@ -187,7 +187,7 @@ def test_epochs_are_seen_as_they_are_written(stopped: Path, finished: Path) -> N
     assert (run.done, run.finished) == (4, True)
 
 
-def test_once_says_how_a_run_stands(stopped: Path, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_once_prints_the_state_of_a_run(stopped: Path, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(f"watch {finished} {stopped} --once") == 0
     told = flat(capsys.readouterr().out)
     assert f"next: advibp certify {finished} --eps 0.1" in told
@@ -202,14 +202,14 @@ def test_once_says_how_a_run_stands(stopped: Path, finished: Path, capsys: pytes
     assert f"advibp train --resume --out {stopped}" in flat(capsys.readouterr().out)
 
 
-def test_what_is_kept_for_its_numbers_is_not_to_be_certified(
+def test_a_run_without_weights_is_not_to_be_certified(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("recipe.yaml", "metrics.jsonl", "summary.json"):
         shutil.copy(finished / name, tmp_path)
     assert call(f"watch {tmp_path}") == 0
     told = capsys.readouterr().out
-    assert "numbers alone" in told
+    assert "weights were not kept" in told
     assert "certify" not in told
 
 
@@ -237,7 +237,7 @@ def test_lines_follow_a_training_to_its_end(
     assert lines[-1] == f"finished; next: advibp certify {out} --eps 0.3 --net file.py:function"
 
 
-def test_several_runs_are_told_apart(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_several_runs_have_names(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(finished, tmp_path / "other")
     assert call(f"watch {finished} {tmp_path}/other") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -297,7 +297,7 @@ def test_a_terminal_shows_a_live_view_and_ctrl_c_ends_it_quietly(stopped: Path) 
         ("summary.json", "{"),
     ],
 )
-def test_damaged_files_are_one_sentence(
+def test_damaged_files_are_reported_in_one_sentence(
     stopped: Path, file: str, content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (stopped / file).write_text(content)

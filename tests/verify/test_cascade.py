@@ -1,4 +1,4 @@
-"""Verdicts agree with each other and with the network, and nothing that was decided is computed again."""
+"""Verdicts agree with each other and with the network, and decided images are not computed again."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_broken_network_gives_errors_and_never_proofs(value: float, layer: int
     assert certificate.errors(1e-6)["verified_error"] == 1
 
 
-def test_an_infinite_logit_is_no_margin() -> None:
+def test_an_infinite_logit_gives_no_margin() -> None:
     """The right class wins by infinity, at the image and over the box."""
     net, x, _ = problem(1)
     with torch.no_grad():
@@ -264,7 +264,7 @@ def test_other_weights_or_other_images_start_anew(kept: Kept) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 24])
-def test_verdicts_do_not_depend_on_who_shares_the_batch(batch_size: int, kept: Kept) -> None:
+def test_verdicts_do_not_depend_on_the_batch(batch_size: int, kept: Kept) -> None:
     """Not on the size of the batches, and not on which images come before."""
     net, x, y, _, first = kept
     assert told(certify(net, (x, y), [0.02, 0.1], attack=QUICK, batch_size=batch_size)) == told(first)
@@ -272,7 +272,7 @@ def test_verdicts_do_not_depend_on_who_shares_the_batch(batch_size: int, kept: K
     assert set(told(few)) <= set(told(first))
 
 
-def test_the_callers_random_state_is_left_alone() -> None:
+def test_the_random_state_of_the_caller_is_unchanged() -> None:
     net, x, y = problem(5)
     torch.manual_seed(1)
     state = torch.get_rng_state()
@@ -374,7 +374,7 @@ def test_options_that_make_no_sense_are_user_errors(options: dict[str, Any]) -> 
         certify(net, x, net(x).argmax(1), 0.01, **options)
 
 
-def test_other_ways_to_ask() -> None:
+def test_other_types_of_arguments() -> None:
     """A radius as a tensor, a prover as a word, any seed, in inference mode: the same verdicts."""
     net = nets.build("FC 6", (1, 4, 4), 3, seed=0)
     x = torch.rand(4, 1, 4, 4)

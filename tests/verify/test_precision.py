@@ -25,7 +25,7 @@ def settings() -> dict[str, object]:
 
 
 @pytest.mark.parametrize("precision", ["medium", "high", "highest"])
-def test_float32_is_float32_and_settings_come_back(precision: str) -> None:
+def test_float32_products_are_exact_and_settings_are_restored(precision: str) -> None:
     torch.set_float32_matmul_precision(precision)
     try:
         before = settings()
@@ -67,7 +67,7 @@ PLACES = (
 
 
 @pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "matmul"), reason="torch has the older switches alone")
-def test_the_newer_switches_come_back_too() -> None:
+def test_the_newer_settings_are_restored() -> None:
     """In processes of their own: torch refuses to tell the older ones once the newer were used."""
     done = subprocess.run([sys.executable, "-c", NEWER, *PLACES], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -39,7 +39,7 @@ def proved(net: nn.Module, x: Tensor, y: Tensor, radius: Tensor) -> list[bool]:
 
 @settings(max_examples=15)
 @given(seed=st.integers(0, 10_000), spec=st.sampled_from(SPECS), tolerance=st.sampled_from([1e-2, 1e-3]))
-def test_proved_where_it_says_and_not_much_further(seed: int, spec: str, tolerance: float) -> None:
+def test_the_largest_proved_eps_is_proved_and_tight(seed: int, spec: str, tolerance: float) -> None:
     net, x, y = problem(seed, spec)
     radius = largest_proved_eps(net, x, y, tolerance=tolerance)
     assert radius.shape == (8,)
@@ -51,7 +51,7 @@ def test_proved_where_it_says_and_not_much_further(seed: int, spec: str, toleran
 
 @settings(max_examples=10)
 @given(seed=st.integers(0, 10_000), spec=st.sampled_from(SPECS))
-def test_no_attack_breaks_what_is_proved(seed: int, spec: str) -> None:
+def test_no_attack_breaks_a_proved_image(seed: int, spec: str) -> None:
     net, x, y = problem(seed, spec)
     radius = largest_proved_eps(net, x, y)
     torch.manual_seed(seed)
@@ -76,7 +76,7 @@ def test_a_broken_network_proves_no_radius(value: float) -> None:
     assert (largest_proved_eps(net, x, y) == 0).all()
 
 
-def test_a_linear_network_has_the_radius_of_geometry() -> None:
+def test_the_radius_of_a_linear_network_is_its_distance_to_the_boundary() -> None:
     """z = (s, -s), s the sum of w x: the margin 2 s vanishes when eps times the sum of |w| reaches |s|."""
     w = torch.tensor([0.5, -0.25, 0.1, 0.4])
     net = nn.Sequential(nn.Flatten(), nn.Linear(4, 2, bias=False))
@@ -99,7 +99,7 @@ def images(seed: int, spec: str) -> tuple[nn.Module, Split]:
 
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10_000), spec=st.sampled_from(SPECS))
-def test_a_better_prover_proves_further(seed: int, spec: str) -> None:
+def test_a_tighter_verifier_proves_larger_radii(seed: int, spec: str) -> None:
     net, x, y = problem(seed, spec)
     weak, strong = (largest_proved_eps(net, x, y, by=by, tolerance=1e-3) for by in (("ibp",), BETTER))
     assert bool((strong >= weak - 1e-3).all())
@@ -107,7 +107,7 @@ def test_a_better_prover_proves_further(seed: int, spec: str) -> None:
 
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10_000), spec=st.sampled_from(SPECS), kind=st.sampled_from(["pgd", "apgd"]))
-def test_nothing_is_broken_where_it_is_proved(seed: int, spec: str, kind: str) -> None:
+def test_broken_radii_are_above_proved_radii(seed: int, spec: str, kind: str) -> None:
     net, test = images(seed, spec)
     attack = Attack(kind=kind, steps=10, loss="margin")  # type: ignore[arg-type]
     found = radii(net, test, by=BETTER, attack=attack)
@@ -147,9 +147,7 @@ def test_the_curve_falls_and_starts_at_the_clean_accuracy(tmp_path: Path) -> Non
     assert all(proved <= unbroken for _, proved, unbroken in points)
 
 
-def test_radii_are_continued_and_measured_anew_for_another_question(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_radii_are_kept_and_measured_again_with_other_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net, test = images(3, "FC 8, FC 6")
     whole = radii(net, test, attack=Attack(steps=5), batch_size=3)
     asked: list[int] = []
@@ -192,7 +190,7 @@ def test_every_field_is_checked(name: str, value: object, tmp_path: Path) -> Non
         read_lines(path, Radius.of)
 
 
-def test_logits_that_are_no_numbers_are_told_apart() -> None:
+def test_logits_that_are_not_finite_have_no_prediction() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
     with torch.no_grad():
         net[1].weight.fill_(math.nan)

@@ -1,4 +1,4 @@
-"""Records on disk survive any cut, and the errors are those that the verdicts add up to."""
+"""Records on disk survive a cut at any byte, and errors follow from the verdicts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def record(index: int, verdict: Any = "robust", eps: float = 0.1) -> Record:
 
 @with_folder
 @given(batches=st.lists(st.lists(records, max_size=4), max_size=3))
-def test_records_come_back_as_they_were_and_the_last_word_counts(batches: list[list[Record]], tmp_path: Path) -> None:
+def test_records_are_read_back_and_the_last_one_wins(batches: list[list[Record]], tmp_path: Path) -> None:
     path = tmp_path / "some" / "records.jsonl"
     path.unlink(missing_ok=True)
     file = RecordFile.open(path)
@@ -96,7 +96,7 @@ def test_a_file_cut_anywhere_keeps_its_whole_lines(batch: list[Record], cut: int
 
 
 @pytest.mark.parametrize("line", ["", "nonsense", "5", "[]", "{}", "null", '{"index": 0}', "\x00\xff"])
-def test_a_line_that_is_no_record_is_named(line: str, tmp_path: Path) -> None:
+def test_an_invalid_line_is_reported_with_its_number(line: str, tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     path.write_bytes(f"{json.dumps(asdict(record(0)))}\n{line}\n".encode("latin-1"))
     before = path.read_bytes()
@@ -150,7 +150,7 @@ def test_a_line_that_was_edited_is_refused_and_one_without_a_checksum_is_not(tmp
     assert record(0).arithmetic == "real"
 
 
-def test_all_attacks_are_named_that_were_made() -> None:
+def test_all_attacks_are_named() -> None:
     def by(index: int, verdict: Any, attack: str) -> Record:
         return replace(record(index, verdict), attack=attack)
 
@@ -196,7 +196,7 @@ def test_the_table_has_a_row_for_each_radius() -> None:
     assert len({len(line) for line in lines}) == 1
 
 
-def test_who_was_passed_over_is_not_said_to_prove_nothing() -> None:
+def test_a_verifier_that_was_skipped_has_no_error() -> None:
     """milp alone proved image 0: nobody knows whether ibp would have."""
     asked = {"provers": "milp", "by": "milp"}
     mixed = Certificate([Record(**{**asdict(record(0)), **asked}), record(1, "unknown")])

@@ -1,4 +1,4 @@
-"""What is no function of one image is refused before anything is certified; what is one passes."""
+"""Networks that are not a function of one image are refused before anything is certified; others pass."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ OWN = torch.Generator().manual_seed(0)
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("count", [1, 5])
-def test_what_is_no_function_of_one_image_is_refused(name: str, count: int) -> None:
+def test_a_network_that_is_not_a_function_of_one_image_is_refused(name: str, count: int) -> None:
     first, why = REFUSED[name]
     x = images(count)
     with pytest.raises(UserError, match=why) as refused:
@@ -112,7 +112,7 @@ def test_radii_and_predictions_refuse_it_too(name: str) -> None:
         largest_proved_eps(Net(first), x, y)
 
 
-def test_equal_images_hide_nothing() -> None:
+def test_dependence_on_the_batch_shows_for_equal_images() -> None:
     x = images(1).expand(4, -1, -1, -1)
     with pytest.raises(UserError, match="other images"):
         check_function(Net(REFUSED["the mean"][0]).eval(), x)
@@ -129,7 +129,7 @@ FINE: dict[str, Callable[[nn.Module, Any], Any]] = {
 
 @pytest.mark.parametrize("name", FINE)
 @pytest.mark.parametrize("count", [1, 5])
-def test_what_is_a_function_passes(name: str, count: int) -> None:
+def test_functions_of_one_image_pass(name: str, count: int) -> None:
     net = Net(FINE[name], batchnorm=True).train()
     x = images(count)
     y = torch.zeros(count, dtype=torch.long)
@@ -155,14 +155,14 @@ def test_rounding_of_large_numbers_is_not_taken_for_a_dependence() -> None:
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_logits_that_are_no_numbers_are_the_cascades_to_judge(value: float) -> None:
+def test_logits_that_are_not_finite_pass(value: float) -> None:
     net = Net()
     with torch.no_grad():
         net.linear.bias.fill_(value)
     check_function(net.eval(), images())
 
 
-def test_it_is_cheap() -> None:
+def test_the_self_test_takes_few_passes() -> None:
     net = Net().eval()
     sizes: list[int] = []
     net.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
@@ -252,7 +252,7 @@ def test_an_autocast_around_it_is_refused() -> None:
             certify(net, x, y, 0.01, attack=QUICK)
 
 
-def test_nothing_is_kept_of_a_network_that_is_refused(tmp_path: Path) -> None:
+def test_a_refused_network_leaves_no_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="random"):
         certify(Net(REFUSED["noise"][0]), images(), torch.zeros(5, dtype=torch.long), 0.01, out=tmp_path / "out")
     assert not (tmp_path / "out" / "records.jsonl").exists()

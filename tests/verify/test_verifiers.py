@@ -1,4 +1,4 @@
-"""Provers: a dearer one proves what the cheaper ones did, and the records of a cascade say who decided what."""
+"""The table of verifiers; tighter verifiers keep the proofs of cheaper ones, and records name the deciding stage."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_row_of_the_table_is_all_that_a_new_verifier_needs(monkeypatch: pytest
 @settings(max_examples=20)
 @given(seed=st.integers(0, 10_000), spec=st.sampled_from(SPECS), eps=st.floats(0.005, 0.2))
 @torch.no_grad()
-def test_an_answer_is_never_below_that_of_a_cheaper_prover(seed: int, spec: str, eps: float) -> None:
+def test_margins_are_never_below_those_of_cheaper_verifiers(seed: int, spec: str, eps: float) -> None:
     net, x, y = problem(seed, spec, 4)
     proof = Proof(net, Box.ball(x, eps), y)
     corners = (x + eps * (torch.rand(200, *x.shape, dtype=x.dtype) * 2 - 1).sign()).clamp(0, 1)
@@ -96,7 +96,7 @@ def test_an_answer_is_never_below_that_of_a_cheaper_prover(seed: int, spec: str,
 @settings(max_examples=10)
 @given(seed=st.integers(0, 10_000), spec=st.sampled_from(SPECS))
 @torch.no_grad()
-def test_a_proof_of_some_images_goes_on_as_one_of_all(seed: int, spec: str) -> None:
+def test_a_proof_of_some_images_continues_as_one_of_all(seed: int, spec: str) -> None:
     net, x, y = problem(seed, spec, 4)
     keep = torch.tensor([3, 1])
     for before, after in (("ibp", "crown"), ("crown-ibp", "crown"), ("crown", "alpha-crown"), ("crown", "deepz")):
@@ -111,7 +111,7 @@ def test_a_proof_of_some_images_goes_on_as_one_of_all(seed: int, spec: str) -> N
 
 
 @torch.no_grad()
-def test_a_nan_takes_the_place_of_no_proof() -> None:
+def test_a_nan_never_replaces_a_margin() -> None:
     net, x, y = problem(0)
     proof = Proof(net, Box.ball(x, 0.01), y)
     before = proof.margins
@@ -119,7 +119,7 @@ def test_a_nan_takes_the_place_of_no_proof() -> None:
     assert torch.equal(proof.margins, before)
 
 
-def test_provers_are_asked_cheapest_first_and_by_their_names() -> None:
+def test_verifiers_run_cheapest_first() -> None:
     assert in_order(["alpha-crown", "ibp", "crown"]) == ["ibp", "crown", "alpha-crown"]
     assert in_order(ALL[::-1]) == ALL
     net, x, y = problem(0)
@@ -159,7 +159,7 @@ def test_no_verdict_is_contradicted(seed: int, spec: str, eps: float) -> None:
 
 @settings(max_examples=6)
 @given(seed=st.integers(0, 10_000))
-def test_more_provers_prove_more_and_the_first_who_can_is_named(seed: int) -> None:
+def test_more_verifiers_prove_more_and_the_cheapest_is_recorded(seed: int) -> None:
     net, x, y = problem(seed)
     eps, proved = 0.04, set[int]()
     for count in range(1, len(ALL) + 1):

@@ -18,7 +18,7 @@ EXACT = [name for name in complete_verifiers() if name in searches()]
 
 
 @pytest.mark.parametrize("search", EXACT)
-def test_a_complete_search_leaves_nothing_open(search: str, tmp_path: Path) -> None:
+def test_a_complete_search_decides_every_image(search: str, tmp_path: Path) -> None:
     net, x, y = problem(7)
     weak = QUICK.__class__(steps=1, step=0.01)  # leaves work to the search
     for eps in (0.02, 0.1, 0.2):
@@ -36,7 +36,7 @@ def test_a_complete_search_leaves_nothing_open(search: str, tmp_path: Path) -> N
                 assert int(net(point[None]).argmax()) != int(y[i])
 
 
-def test_all_complete_searches_agree_and_no_prover_contradicts_them() -> None:
+def test_complete_searches_agree_and_no_verifier_contradicts_them() -> None:
     net, x, y = problem(11)
     weak = QUICK.__class__(steps=1, step=0.01)
     for eps in (0.05, 0.15):
@@ -51,7 +51,7 @@ def test_all_complete_searches_agree_and_no_prover_contradicts_them() -> None:
                 assert found[0][record.index] == "robust"
 
 
-def test_what_a_search_breaks_is_no_error_under_attack() -> None:
+def test_images_that_a_search_breaks_are_not_in_the_attack_error() -> None:
     net, x, y = problem(7)
     weak = QUICK.__class__(steps=1, step=0.01)
     found = certify(net, (x, y), 0.2, by="complete", attack=weak)
@@ -69,7 +69,7 @@ def test_workers_decide_the_same() -> None:
     assert [v[:4] for v in verdicts(both[0])] == [v[:4] for v in verdicts(both[1])]
 
 
-def test_without_time_it_is_a_timeout_and_more_time_continues(tmp_path: Path) -> None:
+def test_an_image_times_out_and_a_larger_budget_continues(tmp_path: Path) -> None:
     net, x, y = problem(5)
     weak = QUICK.__class__(steps=1, step=0.01)
     short = certify(net, (x, y), 0.15, by=["milp"], attack=weak, budget=1e-9, out=tmp_path)
@@ -79,18 +79,18 @@ def test_without_time_it_is_a_timeout_and_more_time_continues(tmp_path: Path) ->
     assert again.counts(0.15)["timeout"] == 0
 
 
-def test_complete_is_a_name() -> None:
+def test_complete_stands_for_several_verifiers() -> None:
     assert in_order("complete") == in_order([*complete_verifiers()])
     assert set(in_order(["complete", "deepz"])) == {*complete_verifiers(), "deepz"}
 
 
-def test_a_radius_is_not_searched() -> None:
+def test_radii_refuse_searches() -> None:
     net, x, y = problem(1)
     with pytest.raises(UserError, match="'milp' takes one image at a time"):
         largest_proved_eps(net, x[:1], y[:1], by=["milp"])
 
 
-def test_what_is_curved_is_refused_in_a_sentence() -> None:
+def test_smooth_activations_are_refused_in_a_sentence() -> None:
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
     x = torch.rand(3, 1, 2, 2)
     with pytest.raises(UserError, match="curved"):
@@ -98,7 +98,7 @@ def test_what_is_curved_is_refused_in_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("search", list(searches()))
-def test_numbers_too_large_for_bounds_leave_it_open(search: str) -> None:
+def test_numbers_too_large_for_bounds_are_undecided(search: str) -> None:
     net = torch.nn.Sequential(
         torch.nn.Conv2d(1, 2, 2), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(2, 2)
     )
@@ -111,7 +111,7 @@ def test_numbers_too_large_for_bounds_leave_it_open(search: str) -> None:
 
 
 @pytest.mark.parametrize("search", list(searches()))
-def test_a_margin_that_is_no_number_proves_nothing(search: str) -> None:
+def test_a_nan_margin_is_no_proof(search: str) -> None:
     """z_2 = c (h_1 - h_2) is 0, but its coefficient at the input is inf - inf; z_0 - z_1 = 1 is known."""
     net = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 3)).double()
     with torch.no_grad():
@@ -125,7 +125,7 @@ def test_a_margin_that_is_no_number_proves_nothing(search: str) -> None:
     ).robust
 
 
-def test_what_would_not_fit_into_memory_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_is_too_large_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
     net, x, y = problem(7)
     weak = QUICK.__class__(steps=1, step=0.01)
     monkeypatch.setattr("advibp.bounds.linear.kinks.MOST_NUMBERS", 0)

@@ -1,4 +1,4 @@
-"""Workers: the same answers, nothing lost, nobody left behind."""
+"""Workers: the same results, no lost jobs, and no processes that outlive the call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def doubled(job: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_every_job_is_answered_once(workers: int) -> None:
+def test_every_job_has_one_result(workers: int) -> None:
     found = dict(in_workers(doubled, iter(range(40)), workers))
     assert {job: answer for job, (answer, _) in found.items()} == {job: 2 * job for job in range(40)}
     pids = {pid for _, pid in found.values()}
@@ -33,7 +33,7 @@ def test_what_is_inherited_need_not_be_picklable() -> None:
     assert sorted(answer for _, answer in in_workers(secret, iter(range(5)), 2)) == [1, 2, 3, 4, 5]
 
 
-def test_a_user_error_crosses_whole() -> None:
+def test_a_user_error_of_a_worker_is_raised() -> None:
     def refuse(job: int) -> int:
         if job == 3:
             raise UserError("three is too many; take two.")
@@ -43,7 +43,7 @@ def test_a_user_error_crosses_whole() -> None:
         list(in_workers(refuse, iter(range(8)), 2))
 
 
-def test_a_worker_that_is_killed_is_told_of_in_one_sentence() -> None:
+def test_a_killed_worker_is_reported_in_one_sentence() -> None:
     def die(job: int) -> int:
         if job == 5:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -53,7 +53,7 @@ def test_a_worker_that_is_killed_is_told_of_in_one_sentence() -> None:
         list(in_workers(die, iter(range(30)), 2))
 
 
-def test_who_stops_asking_ends_the_workers() -> None:
+def test_closing_the_generator_ends_the_workers() -> None:
     before = set(multiprocessing.active_children())
 
     def slowly(job: int) -> int:

@@ -1,4 +1,4 @@
-"""advibp compare"""
+"""The command `advibp compare`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from advibp.report.comparing import Comparison
 from advibp.report.sections import TableSection
 from advibp.runs.run_files import read_run
 
-WIDEST = 20  # characters of a cell before it is folded rather than make a table too wide
+WIDEST = 20  # characters of a cell; longer cells wrap if the table is too wide
 
 
 def compare_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Runs beside each other: what differs in their recipes, what training took, errors on test images. Where two\n"
-        "were certified on the same images: how many only one of them proves, and whether that may be chance.\n\n"
+        "Compare runs: keys of their recipes that differ, cost of training, errors on test images. If two runs were\n"
+        "certified on the same images: how many images only one of them proves, and McNemar's test.\n\n"
         "  advibp compare runs/first runs/second\n"
         "  advibp compare runs/methods/* --markdown"
     )
     parser.add_argument("run", metavar="RUN", help="folder of a run; the others are compared with this one")
-    parser.add_argument("others", nargs="+", metavar="RUN", help="more of them")
-    parser.add_argument("--markdown", action="store_true", help="print Markdown, to be pasted")
+    parser.add_argument("others", nargs="+", metavar="RUN", help="folders of more runs")
+    parser.add_argument("--markdown", action="store_true", help="print Markdown")
     parser.set_defaults(command=run_compare)
 
 
@@ -43,7 +43,7 @@ def _print(section: TableSection) -> None:
     for number, columns in enumerate(fitting(section, OUT.width)):
         table = Table(*(escape(section.head[i]) for i in columns), title=None if number else escape(section.title))
         for row in section.rows:
-            if row[0].startswith("eps "):  # the first of several
+            if row[0].startswith("eps "):  # the first row of an eps
                 table.add_section()
             table.add_row(*(escape(row[i]) for i in columns))
         OUT.print(table)
@@ -54,7 +54,7 @@ def _print(section: TableSection) -> None:
 
 
 def fitting(section: TableSection, width: int) -> Iterator[list[int]]:
-    """Columns of the tables that are printed below each other, each with the first column."""
+    """Divide the columns among tables that fit the width, each with the first column."""
     widths = [min(WIDEST, max(map(len, column))) + 3 for column in zip(section.head, *section.rows, strict=True)]
     taken: list[int] = []
     for i in range(1, len(widths)):
@@ -76,7 +76,7 @@ def markdown(section: TableSection) -> str:
 
 
 def _marked(text: str) -> str:
-    """Text that Markdown shows as it is."""
+    """Escape special characters of Markdown."""
     for sign in "\\`*_|[]":
         text = text.replace(sign, f"\\{sign}")
     return text.replace("&", "&amp;").replace("<", "&lt;")

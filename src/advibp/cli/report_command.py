@@ -1,4 +1,4 @@
-"""advibp report: one self-contained page of some runs."""
+"""The command `advibp report`, which writes a self-contained page about runs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,13 @@ from advibp.verify.certification import check_inputs
 
 def report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="+", help="folders of runs, finished or not, certified or not")
-    parser.add_argument("--out", metavar="FILE", help="the page; default: report.html in the run, or here for several")
-    parser.add_argument("--title", default="", help="of the page; default: the run's name")
-    parser.add_argument("--data-root", metavar="DIR", help="where data sets are looked for")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="HTML file; default: report.html in the folder of the run, or in this folder for several runs",
+    )
+    parser.add_argument("--title", default="", help="title of the page; default: the names of the runs")
+    parser.add_argument("--data-root", metavar="DIR", help="folder of the data sets")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     parser.set_defaults(command=run_report)
 
@@ -39,36 +43,38 @@ def run_report(args: argparse.Namespace) -> None:
     if out.is_dir():
         raise UserError(f"{out} is a folder; give --out a file, such as {out / 'report.html'}.")
     if not out.parent.is_dir():
-        raise UserError(f"{out.parent} does not exist; make it first, or give another --out.")
-    names_of(runs)  # none twice
+        raise UserError(f"{out.parent} does not exist; create it, or give another --out.")
+    names_of(runs)  # refuses duplicates
     for note in (note for run in runs for note in run.stale.values()):
         OUT.print(f"left out: {note}", style="yellow", markup=False, soft_wrap=True)
     OUT.print(f"reading the images of {len(runs)} run{'s' * (len(runs) > 1)}", style="dim")
     write_page(out, runs, title=args.title, images=[images_of(run, args.data_root) for run in runs])
     size = out.stat().st_size / 1e6
-    OUT.print(f"report: {out} ({size:.1f} MB, opens without a network)", markup=False, soft_wrap=True)
+    OUT.print(f"report: {out} ({size:.1f} MB, needs no network connection)", markup=False, soft_wrap=True)
     if args.open and not webbrowser.open(out.resolve().as_uri()):
-        OUT.print("no browser could be started; open the file yourself")
+        OUT.print("no browser could be started; open the file by hand")
 
 
 def images_of(run: RunFiles, root: str | None = None) -> Source | str:
-    """A run's test images, or a sentence that says why there are none; nothing is fetched, for a page is no reason."""
+    """A run's test images, or a sentence that explains why there are none. Data sets are not downloaded."""
     if not any(certified.records for certified in run.certified.values()):
         return ""
-    said = run.recipe
-    kept = str(said["data_root"]) if said.get("data_root") else None
-    size = said.get("size") if isinstance(said.get("size"), int) else None
+    recipe = run.recipe
+    run_root = str(recipe["data_root"]) if recipe.get("data_root") else None
+    size = recipe.get("size") if isinstance(recipe.get("size"), int) else None
     try:
-        data = datasets.load(str(said.get("data")), validation=0, root=root or kept, size=size, fetch=False)
+        data = datasets.load(str(recipe.get("data")), validation=0, root=root or run_root, size=size, fetch=False)
     except UserError as error:
         return str(error)
     source = Source(data.test, data.class_names or ())
     net = _network(run)
-    return source if net is None else Source(data.test, source.class_names, _asking(net), _fingerprint(net, data.test))
+    return (
+        source if net is None else Source(data.test, source.class_names, _predictor(net), _fingerprint(net, data.test))
+    )
 
 
 def _network(run: RunFiles) -> nn.Module | None:
-    """To ask what it takes a changed image for; one's own would have to be run from what a file says, so it is not."""
+    """The run's network. None for a user's network, because the page must not run code that a file names."""
     if not nets.is_known(str(run.recipe.get("net"))):
         return None
     try:
@@ -78,13 +84,14 @@ def _network(run: RunFiles) -> nn.Module | None:
 
 
 def _fingerprint(net: nn.Module, test: Test) -> str:
+    """Fingerprint of the network; "" if it can't be computed."""
     try:
         return check_inputs(net, test)
-    except (UserError, RuntimeError):  # other data than it was trained for
+    except (UserError, RuntimeError):  # the data do not fit the network
         return ""
 
 
-def _asking(net: nn.Module) -> Callable[[Tensor], Tensor]:
+def _predictor(net: nn.Module) -> Callable[[Tensor], Tensor]:
     @torch.no_grad()
     def predict(x: Tensor) -> Tensor:
         return run_on_copy(net, x).argmax(1)

@@ -1,4 +1,4 @@
-"""advibp watch"""
+"""The command `advibp watch`."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from advibp.cli.console import OUT
 from advibp.display.terminal import printable
 from advibp.recipe import Recipe
 from advibp.report.naming import names_of
-from advibp.report.watching import ASCII, BLOCKS, Left, Watched, left_after, sparkline, usual
+from advibp.report.watching import ASCII, BLOCKS, Remaining, Watched, remaining_after, sparkline, usual
 from advibp.runs.next_steps import how_to_certify, how_to_go_on
 from advibp.runs.resuming import recipe_of
 from advibp.runs.training_display import HEADER, clock, epoch_line
 from advibp.storage.run_folder import RunFolder
 
-EVERY = 1.0  # seconds between two looks
+EVERY = 1.0  # seconds between updates
 
 
 def watch_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Follow runs while they train, from anywhere that sees their folders: a live view on a terminal, elsewhere a\n"
-        "line per epoch. Ends when all are finished; Ctrl-C ends the watching, not the training.\n\n"
+        "Follow runs while they train, from any machine that can read their folders. Shows a live view on a terminal,\n"
+        "and a line per epoch elsewhere. Ends when all runs are finished. Ctrl-C does not stop the training.\n\n"
         "  advibp watch runs/first\n"
         "  advibp watch runs/first runs/second --once"
     )
     parser.add_argument("run", nargs="+", metavar="RUN", help="folder of a run")
-    parser.add_argument("--once", action="store_true", help="print how it stands, and return")
+    parser.add_argument("--once", action="store_true", help="print the current state and exit")
     parser.set_defaults(command=run_watch)
 
 
 def run_watch(args: argparse.Namespace) -> int:
     runs = [Watched(Path(path)) for path in args.run]
-    names_of([run.files for run in runs])  # none twice
+    names_of([run.files for run in runs])  # refuses duplicates
     try:
         if args.once:
             _once(runs)
@@ -49,7 +49,7 @@ def run_watch(args: argparse.Namespace) -> int:
             _live(runs)
         else:
             _lines(runs)
-    except KeyboardInterrupt:  # what was watched goes on
+    except KeyboardInterrupt:  # the training continues
         return 130
     return 0
 
@@ -59,7 +59,7 @@ def _once(runs: Sequence[Watched]) -> None:
         for part in _block(run):
             OUT.print(part, soft_wrap=isinstance(part, Text))
         if run.finished:
-            _say(f"  {_ending(run)}")
+            _print(f"  {_ending(run)}")
 
 
 def _live(runs: Sequence[Watched]) -> None:
@@ -68,8 +68,8 @@ def _live(runs: Sequence[Watched]) -> None:
             live.update(_view(runs), refresh=True)
             time.sleep(EVERY)
         live.update(_view(runs), refresh=True)
-    for run in runs:  # below the view, where a long command is not cut in two
-        _say(_ending(run))
+    for run in runs:  # below the view, where long commands are not truncated
+        _print(_ending(run))
 
 
 def _all_finished(runs: Sequence[Watched]) -> bool:
@@ -79,43 +79,43 @@ def _all_finished(runs: Sequence[Watched]) -> bool:
 
 
 def _lines(runs: Sequence[Watched]) -> None:
-    """One line per epoch as it appears, as training prints them."""
+    """Print a line for each new epoch, as training does."""
     names = [f"{name}: " if len(runs) > 1 else "" for name in names_of([run.files for run in runs])]
-    tellers = [_Teller(run, name) for run, name in zip(runs, names, strict=True)]
-    _say(" " * len(names[0]) + HEADER)
+    printers = [_EpochPrinter(run, name) for run, name in zip(runs, names, strict=True)]
+    _print(" " * len(names[0]) + HEADER)
     while True:
         over = _all_finished(runs)
-        for teller in tellers:
-            teller.tell()
+        for printer in printers:
+            printer.update()
         if over:
             return
         time.sleep(EVERY)
 
 
-class _Teller:
-    """What was said of one run, and what is new."""
+class _EpochPrinter:
+    """Prints the new epochs of a run, and when it ends or stalls."""
 
     def __init__(self, run: Watched, name: str) -> None:
-        self.run, self.name, self.said, self.told_of = run, name, 0, ""
-        _say(f"{name}{_headline(run)}")
+        self.run, self.name, self.printed, self.state = run, name, 0, ""
+        _print(f"{name}{_headline(run)}")
 
-    def tell(self) -> None:
+    def update(self) -> None:
         run = self.run
-        if run.done < self.said:  # resumed from a checkpoint that is older than the last epoch
-            self.said = run.done
-            _say(f"{self.name}continuing after epoch {run.done}")
+        if run.done < self.printed:  # resumed from a checkpoint that is older than the last epoch
+            self.printed = run.done
+            _print(f"{self.name}continuing after epoch {run.done}")
         for k, metrics in enumerate(run.history, 1):
-            if metrics["epoch"] > self.said:
-                left = left_after(run.files, run.history[:k])
-                _say(self.name + epoch_line(metrics, run.total, _left(left)))
-        self.said = run.done
-        state = _ending(run) if run.finished or run.stands_still() else ""
-        if state and state != self.told_of:
-            _say(f"{self.name}{state}")
-        self.told_of = state
+            if metrics["epoch"] > self.printed:
+                left = remaining_after(run.files, run.history[:k])
+                _print(self.name + epoch_line(metrics, run.total, _left(left)))
+        self.printed = run.done
+        state = _ending(run) if run.finished or run.is_stalled() else ""
+        if state and state != self.state:
+            _print(f"{self.name}{state}")
+        self.state = state
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     OUT.print(line, markup=False, emoji=False, soft_wrap=True)
     OUT.file.flush()
 
@@ -131,21 +131,21 @@ def _block(run: Watched) -> list[RenderableType]:
         parts += [Text(line) for line in _weights(run.history[-1])]
     elif not run.finished:
         parts.append(Text("  no epoch is finished yet", style="dim"))
-    if told := _trouble(run):
-        parts.append(Text(f"  {told}", style="yellow"))
+    if warning := _warning(run):
+        parts.append(Text(f"  {warning}", style="yellow"))
     return parts
 
 
 def _headline(run: Watched) -> str:
     recipe = run.files.recipe
-    said = [f"{recipe.get('method', '?')} on {recipe.get('data', '?')}, {recipe.get('net', '?')}"]
-    said += [f"eps {recipe.get('eps', '?')}", f"seed {recipe.get('seed', '?')}"]
-    return printable(f"{', '.join(said)} -> {run.path}")
+    parts = [f"{recipe.get('method', '?')} on {recipe.get('data', '?')}, {recipe.get('net', '?')}"]
+    parts += [f"eps {recipe.get('eps', '?')}", f"seed {recipe.get('seed', '?')}"]
+    return printable(f"{', '.join(parts)} -> {run.path}")
 
 
 def _progress(run: Watched) -> RenderableType:
     row = Table.grid(padding=(0, 2))
-    left = "" if run.finished else f"left {_left(run.left())}"
+    left = "" if run.finished else f"left {_left(run.remaining())}"
     eps = f"eps {run.history[-1]['eps']:.4f}" if run.history else ""
     bar = ProgressBar(total=run.total, completed=run.done, width=24)
     phase = "finished" if run.finished else run.phase
@@ -153,12 +153,12 @@ def _progress(run: Watched) -> RenderableType:
     return row
 
 
-def _left(left: Left | None) -> str:
+def _left(left: Remaining | None) -> str:
     return "?" if left is None else f"{'>' * left.least}{clock(left.seconds)}"
 
 
 def _curves(history: Sequence[dict[str, Any]]) -> RenderableType:
-    """Losses and validation errors over all epochs, and where they are now."""
+    """Losses and validation errors over all epochs, with their current values."""
     grid = Table.grid(padding=(0, 2))
     bars, width = (ASCII if OUT.options.ascii_only else BLOCKS), max(8, min(60, OUT.width - 40))
     for key, name, form in CURVES:
@@ -182,12 +182,12 @@ CURVES = (
 
 
 def _weights(metrics: dict[str, Any]) -> list[str]:
-    """How the two losses were weighed in an epoch, where there are two."""
+    """The weights of the two losses in an epoch, if there are two."""
     weights = [f"{name} {form(metrics[key])}" for key, name, form in WEIGHTS if key in metrics]
     keys = [f"branch_{name}" for name in ("agree", "lower", "upper", "conflict")]
     branches = [f"{key.removeprefix('branch_')} {metrics[key]:.0%}" for key in keys if key in metrics]
     lines = ("weights", weights), ("branches", branches)
-    return [f"  {name:<11s}  {'   '.join(said)}" for name, said in lines if said]
+    return [f"  {name:<11s}  {'   '.join(values)}" for name, values in lines if values]
 
 
 WEIGHTS = (
@@ -197,21 +197,22 @@ WEIGHTS = (
 )
 
 
-def _trouble(run: Watched) -> str:
-    """Late, or standing still; "" while all is well."""
+def _warning(run: Watched) -> str:
+    """A message if the run is late or stalled, otherwise ""."""
     if not run.late():
         return ""
-    if run.stands_still():
+    if run.is_stalled():
         return _ending(run)
-    return f"no new epoch for {clock(run.waiting())}, usually {clock(usual(run.history))}; a process is still at it"
+    return f"no new epoch for {clock(run.waiting())}, usually {clock(usual(run.history))}; a process still trains it"
 
 
 def _ending(run: Watched) -> str:
-    """What is to be done now: certify what is finished, resume what stands still."""
+    """The next step: certify a finished run, or resume a stalled one."""
     if not run.finished:
-        return f"nobody trains it, and no new epoch came for long; go on with: {how_to_go_on(_recipe(run), run.path)}"
+        resume = how_to_go_on(_recipe(run), run.path)
+        return f"no process trains this run, and there has been no new epoch for long; continue with: {resume}"
     if not (run.path / "model.safetensors").exists():
-        return "finished; kept for its numbers alone"
+        return "finished; its weights were not kept"
     return f"finished; next: {how_to_certify(_recipe(run), run.path)}"
 
 

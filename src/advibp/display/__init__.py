@@ -1,1 +1,1 @@
-"""What a person sees on a terminal: safe text and progress."""
+"""Output on a terminal: safe text and progress."""

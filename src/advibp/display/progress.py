@@ -1,4 +1,4 @@
-"""Progress over images or bytes: a bar on a terminal, anywhere else a plain line every few seconds."""
+"""Shows progress over images or bytes: a bar on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 from advibp.display.terminal import Terminal
 
-# What is done sooner needs no progress.
+#: Seconds before the first output, and between lines.
 _PATIENCE = 2.0
 
 
 class Counting:
-    """Call `progress(eps, done, total)` now and then; what takes less than two seconds stays silent."""
+    """Progress over images. Work that takes less than two seconds prints nothing.
+
+    Example:
+        >>> with Counting("certifying") as counting:
+        ...     counting.progress(0.1, 5, 10)
+    """
 
     def __init__(self, verb: str, console: Console | None = None) -> None:
         self.verb, self.console = verb, console or Terminal(stderr=True, highlight=False)
@@ -33,7 +38,7 @@ class Counting:
             self.bar.stop()
 
     def progress(self, eps: float, done: int, total: int, counts: Counter[str] | None = None) -> None:
-        """`counts`: how many images have each verdict so far."""
+        """Show that `done` of `total` images are decided. `counts`: number of images with each verdict."""
         so_far = "".join(f", {number} {verdict}" for verdict, number in (counts or {}).items())
         now = time.perf_counter()
         if now - self.last_line < _PATIENCE and not self.tasks:
@@ -50,7 +55,12 @@ class Counting:
 
 
 class Fetching:
-    """Call `progress(what, done, total)` now and then, in bytes; without a total, ``what`` is told once and at once."""
+    """Progress over bytes. Without a total, `what` is printed once.
+
+    Example:
+        >>> with Fetching() as fetching:
+        ...     fetching.progress("mnist", 5, 10)
+    """
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Terminal(stderr=True, highlight=False)
@@ -67,6 +77,7 @@ class Fetching:
             self.bar.stop()
 
     def progress(self, what: str, done: int, total: int | None) -> None:
+        """Show that `done` of `total` bytes of `what` are there."""
         if self.console.is_terminal:
             self._draw(what, done, total)
         elif total is None and what != self.what:
@@ -77,7 +88,7 @@ class Fetching:
         self.what = what
 
     def _draw(self, what: str, done: int, total: int | None) -> None:
-        """One bar at a time: the next thing takes the place of the last."""
+        """Update the bar. A new `what` replaces the bar of the last one."""
         if what != self.what:
             if self.what:
                 self.bar.remove_task(self.task)

@@ -1,4 +1,4 @@
-"""What is printed on a terminal: text from files cannot move its cursor, colour it, or do anything else to it."""
+"""Makes text from files safe to print: it can't contain control sequences of the terminal."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from rich.segment import Segment
 
 
 def printable(text: str) -> str:
-    """The text in one line, with ? for everything that is no sign: escapes, controls, marks that turn its direction."""
-    return "".join(c if _is_sign(c) else "?" for c in text)
+    """The text in one line, with ? for escapes, control characters and marks of text direction."""
+    return "".join(c if _is_visible(c) else "?" for c in text)
 
 
-def _is_sign(character: str) -> bool:
+def _is_visible(character: str) -> bool:
     return character.isprintable() or unicodedata.category(character) == "Zs"
 
 
 class Terminal(Console):
-    """A rich console on which only its own styles colour what is printed: see `printable`. Lines end as they did."""
+    """A rich console that prints text as `printable` returns it. Line ends and the styles of rich are kept."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):

@@ -1,1 +1,1 @@
-"""What was measured, for people to look at: tables, figures, one self-contained page. Reads files; trains nothing."""
+"""Tables, figures and a self-contained page about runs. Reads their files and trains nothing."""

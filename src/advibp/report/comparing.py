@@ -1,7 +1,7 @@
-"""Several runs beside each other: what was asked of them, what it took, what came out.
+"""Compares several runs: their recipes, the cost of their training, and their errors on test images.
 
-Errors alone do not say whether two networks differ: on 1,000 images half a percent is five images. Where two runs were
-certified on the same images, these are paired, and McNemar's test looks only at those that one of the two proves.
+Errors alone do not show whether two networks differ: on 1,000 images half a percent is five images. If two runs were
+certified on the same images, McNemar's test is applied to the images that only one of them proves.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from advibp.report.watching import epochs_of
 from advibp.runs.run_files import Certification, Errors, RunFiles
 from advibp.verify.verifiers import stage_position
 
-#: More runs than this are rows, not columns.
+#: Runs are columns up to this number, and rows above it.
 COLUMNS = 4
 NOTHING = "–"
 
 
 class Row(NamedTuple):
-    """One thing, of every run."""
+    """A row of a table: a name, and a cell for each run."""
 
-    of: str
+    name: str
     cells: list[str]
 
 
 @dataclass(frozen=True)
 class Certified:
-    """What is known of one run's network on test images. The radii are keyed as they are written: 0.0313725."""
+    """A run's errors on test images. Radii are keyed by their text, such as 0.0313725."""
 
     run: str
     data: str  # of the recipe
@@ -54,7 +54,7 @@ class Certified:
             raise UserError(f"{self.files.path} is damaged: its summary lacks errors; certify the run again.") from None
 
     def proved(self, eps: str) -> dict[str, bool]:
-        """Whether an image, by its fingerprint, is proved; {} where no records were kept."""
+        """Whether each image, by its fingerprint, is proved; {} if there are no records."""
         if self.files is None or eps not in self.eps:
             return {}
         return {r.image: r.verdict == "robust" for r in self.files.records if r.eps == self.eps[eps]}
@@ -62,7 +62,7 @@ class Certified:
 
 @dataclass(frozen=True)
 class Paired:
-    """Two networks on the same images."""
+    """Counts of images that two networks prove, over the images that both were certified on."""
 
     first: str
     other: str
@@ -74,9 +74,9 @@ class Paired:
     @classmethod
     def of(cls, first: Certified, other: Certified, eps: str) -> Paired | None:
         if first.files and other.files and first.files.arithmetic != other.files.arithmetic:
-            return None  # one of them has to prove more
-        mine, theirs = first.proved(eps), other.proved(eps)
-        pairs = [(mine[image], theirs[image]) for image in mine.keys() & theirs.keys()]
+            return None  # proofs in float32 and in real arithmetic are not comparable
+        ours, theirs = first.proved(eps), other.proved(eps)
+        pairs = [(ours[image], theirs[image]) for image in ours.keys() & theirs.keys()]
         if not pairs:
             return None
         counts = [pairs.count(which) for which in ((True, True), (True, False), (False, True))]
@@ -88,15 +88,19 @@ class Paired:
         return (
             f"{self.first} proves {_images(self.only_first)} that {self.other} does not, {self.other} "
             f"{self.only_other} that {self.first} does not, of {self.images}: "
-            f"{p_written(mcnemar(self.only_first, self.only_other))}"
+            f"{format_p(mcnemar(self.only_first, self.only_other))}"
         )
 
 
 def mcnemar(one: int, other: int) -> float:
-    """Two-sided exact p-value: how often a fair coin parts one + other images at least as unevenly.
+    """Two-sided exact p-value of McNemar's test.
 
-    Twice the lower tail of a binomial distribution with p = 1/2. Its terms are integers, each from the one above it:
+    It is twice the lower tail of the binomial distribution with n = one + other and p = 1/2. The terms are integers:
     C(n, i - 1) = C(n, i) i / (n - i + 1).
+
+    Args:
+        one: Number of images that only the first network proves.
+        other: Number of images that only the second network proves.
     """
     n, k = one + other, min(one, other)
     term = tail = math.comb(n, k)
@@ -106,13 +110,24 @@ def mcnemar(one: int, other: int) -> float:
     return min(1.0, 2 * tail / 2**n)
 
 
-def p_written(p: float) -> str:
+def format_p(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
 
 
 @dataclass
 class Comparison:
-    """Runs in the order in which they were named; the others are compared with the first."""
+    """A comparison of runs with the first of them.
+
+    Example:
+        ```python
+        comparison = Comparison([read_run("runs/first"), read_run("runs/second")])
+        print([section.title for section in comparison.sections()])
+        ```
+
+    Attributes:
+        runs: The runs, as `read_run` returns them.
+        names: Their names, which differ.
+    """
 
     runs: Sequence[RunFiles]
     names: list[str] = field(init=False)
@@ -121,6 +136,7 @@ class Comparison:
         self.names = names_of(self.runs)
 
     def sections(self) -> list[TableSection]:
+        """Tables of recipes, training and errors, with notes."""
         stages: dict[int | None, None] = {stage: None for run in self.runs for stage in run.certified}
         ordered = sorted(stages.keys() | {None}, key=lambda stage: (stage is None, stage or 0))
         return [*self._recipes(), *self._training(), *(s for stage in ordered for s in self._tests(stage))]
@@ -128,9 +144,9 @@ class Comparison:
     def _recipes(self) -> list[TableSection]:
         recipes = [run.recipe for run in self.runs]
         keys = [key for key in dict.fromkeys(k for recipe in recipes for k in recipe) if key != "published"]
-        rows = [Row(key, [value_written(recipe, key) for recipe in recipes]) for key in keys]
+        rows = [Row(key, [format_value(recipe, key) for recipe in recipes]) for key in keys]
         rows = [row for row in rows if len(set(row.cells)) > 1]
-        return self._laid_out("recipes: what differs", rows, [] if rows else ["The recipes are the same."])
+        return self._laid_out("recipes: keys that differ", rows, [] if rows else ["The recipes are the same."])
 
     def _training(self) -> list[TableSection]:
         seconds = [spent(run) for run in self.runs]
@@ -142,49 +158,51 @@ class Comparison:
             Row("hardware", [_hardware(run) for run in self.runs]),
         ]
         notes = [
-            f"{name} is not finished; its minutes and errors are those of its epochs so far."
+            f"{name} is not finished; minutes and errors are those of its epochs so far."
             for name, run in zip(self.names, self.runs, strict=True)
             if run.summary is None
         ]
         if _differ(run.recipe.get("eps") for run in self.runs):
-            notes.append("Not comparable: verified errors on validation images, each at its own run's eps.")
+            notes.append("Not comparable: verified errors on validation images, because the eps differ.")
         if _differ(cell for cell in rows[-1].cells if cell != NOTHING):
-            notes.append("Not comparable: minutes, for the hardware differs.")
+            notes.append("Not comparable: minutes, because the hardware differs.")
         return self._laid_out("training", rows, notes)
 
     def _tests(self, stage: int | None) -> list[TableSection]:
-        """Of the trained networks, or of those after a layer-wise stage."""
-        told = [
+        """Errors of the trained networks, or of the networks after a layer-wise stage."""
+        certified_runs = [
             Certified(name, str(run.recipe.get("data")), run.certified.get(stage))
             for name, run in zip(self.names, self.runs, strict=True)
         ]
         title = "errors on test images" + ("" if stage is None else f" after stage {stage}")
         notes = [
             f"{certified.run} is not certified{'' if stage is None else ' after this stage'}."
-            for certified in told
+            for certified in certified_runs
             if not certified.eps
         ]
         notes += [printable(run.stale[stage]) for run in self.runs if stage in run.stale]
-        radii = sorted({eps for certified in told for eps in certified.eps}, key=float)
-        groups = {eps: rows_at(told, eps) for eps in radii}
-        paired = {eps: [p for other in told[1:] if (p := Paired.of(told[0], other, eps))] for eps in radii}
+        radii = sorted({eps for certified in certified_runs for eps in certified.eps}, key=float)
+        groups = {eps: rows_at(certified_runs, eps) for eps in radii}
+        paired = {
+            eps: [p for other in certified_runs[1:] if (p := Paired.of(certified_runs[0], other, eps))] for eps in radii
+        }
         if any(paired.values()):
             notes.append(
-                "p: how often chance alone would part the images that only one proves at least as unevenly (McNemar's "
-                "exact test, two-sided). It speaks of other images, not of other seeds."
+                "p: p-value of McNemar's exact test, two-sided, on the images that only one of the two proves. It is "
+                "about other images from the same distribution, not about other seeds."
             )
-        said = {eps: [f"eps {eps}: {p.sentence()}" for p in pairs] for eps, pairs in paired.items()}
-        notes = [*warnings(told), *notes]
+        sentences = {eps: [f"eps {eps}: {p.sentence()}" for p in pairs] for eps, pairs in paired.items()}
+        notes = [*warnings(certified_runs), *notes]
         if len(self.runs) <= COLUMNS:
             rows = [row for eps in radii for row in groups[eps]]
-            return self._laid_out(title, rows, [*(s for eps in radii for s in said[eps]), *notes])
-        parts = [(f"{title}, eps {eps}", groups[eps], list(said[eps])) for eps in radii] or [(title, [], [])]
+            return self._laid_out(title, rows, [*(s for eps in radii for s in sentences[eps]), *notes])
+        parts = [(f"{title}, eps {eps}", groups[eps], list(sentences[eps])) for eps in radii] or [(title, [], [])]
         parts[-1][2].extend(notes)
         return [section for part in parts for section in self._laid_out(*part)]
 
     def _laid_out(self, title: str, rows: list[Row], notes: list[str]) -> list[TableSection]:
-        """Runs as columns, or as rows if they are many; notes alone where there is nothing to tabulate."""
-        lines = [[row.of, *row.cells] for row in rows]
+        """A table with runs as columns, or as rows if there are many. Without rows, only the notes."""
+        lines = [[row.name, *row.cells] for row in rows]
         head, *body = [["", *self.names], *lines]
         if len(self.runs) > COLUMNS:
             head, *body = [list(column) for column in zip(head, *body, strict=True)] if rows else [[]]
@@ -193,14 +211,14 @@ class Comparison:
         return [TableSection(title=title, head=head, rows=body, notes=notes)] if rows or notes else []
 
 
-def rows_at(told: Sequence[Certified], eps: str) -> list[Row]:
-    """All errors at one eps, with the difference to the first run."""
-    errors = [certified.errors.get(eps) for certified in told]
+def rows_at(certified_runs: Sequence[Certified], eps: str) -> list[Row]:
+    """Rows of all errors at one eps, with the differences from the first run."""
+    errors = [certified.errors.get(eps) for certified in certified_runs]
     known = [e for e in errors if e is not None]
     rows = [
         Row(f"eps {eps}", [f"{e.images:,} images" if e else NOTHING for e in errors]),
         Row("standard error", _shares([e.standard if e else None for e in errors])),
-        Row("error under attack", _shares([e.attack if e else None for e in errors])),
+        Row("attack error", _shares([e.attack if e else None for e in errors])),
     ]
     asked = sorted({name for e in known for name in e.verified}, key=stage_position)
     rows += [
@@ -211,35 +229,37 @@ def rows_at(told: Sequence[Certified], eps: str) -> list[Row]:
     return rows
 
 
-def warnings(told: Sequence[Certified]) -> list[str]:
-    """A line for each thing in which the certifications differ, so that their numbers cannot be compared."""
-    told = [certified for certified in told if certified.files and certified.eps]
+def warnings(certified_runs: Sequence[Certified]) -> list[str]:
+    """Notes about differences between certifications that make their numbers incomparable."""
+    certified_runs = [certified for certified in certified_runs if certified.files and certified.eps]
     lines = []
     attacks: dict[str, list[str]] = {}
-    for certified in told:
+    for certified in certified_runs:
         attacks.setdefault(certified.files.attack if certified.files else "", []).append(certified.run)
     if len(attacks) > 1:
-        said = "; ".join(f"{', '.join(runs)}: {printable(attack) or 'unknown'}" for attack, runs in attacks.items())
-        lines.append(f"Not comparable: errors under attack, for the attacks differ ({said}).")
-    if _differ(certified.files.arithmetic for certified in told if certified.files):
-        said = "; ".join(f"{c.run}: {printable(c.files.arithmetic)}" for c in told if c.files)
-        lines.append(f"Not comparable: what is proved, for the proofs cover different arithmetics ({said}).")
-    radii = sorted({eps for certified in told for eps in certified.eps}, key=float)
-    if apart := [eps for eps in radii if _other_images([c for c in told if eps in c.eps], eps)]:
-        lines.append(f"Not comparable: errors at eps {', '.join(apart)}, for the images differ.")
-    if apart := [eps for eps in radii if _differ(tuple(c.errors[eps].verified) for c in told if eps in c.eps)]:
+        names = "; ".join(f"{', '.join(runs)}: {printable(attack) or 'unknown'}" for attack, runs in attacks.items())
+        lines.append(f"Not comparable: attack errors, because the attacks differ ({names}).")
+    if _differ(certified.files.arithmetic for certified in certified_runs if certified.files):
+        names = "; ".join(f"{c.run}: {printable(c.files.arithmetic)}" for c in certified_runs if c.files)
+        lines.append(f"Not comparable: verified errors, because the proofs cover different arithmetics ({names}).")
+    radii = sorted({eps for certified in certified_runs for eps in certified.eps}, key=float)
+    if apart := [eps for eps in radii if _other_images([c for c in certified_runs if eps in c.eps], eps)]:
+        lines.append(f"Not comparable: errors at eps {', '.join(apart)}, because the images differ.")
+    if apart := [
+        eps for eps in radii if _differ(tuple(c.errors[eps].verified) for c in certified_runs if eps in c.eps)
+    ]:
         lines.append(
-            f"Not comparable: what is proved at eps {', '.join(apart)} by any verifier, or by one that had others "
-            "before it, for the verifiers differ."
+            f"Not comparable: verified errors at eps {', '.join(apart)} by all verifiers, or by one that ran after "
+            "others, because the verifiers differ."
         )
     return lines
 
 
-def _other_images(told: Sequence[Certified], eps: str) -> bool:
-    """By fingerprint where there are records; otherwise by number and data set, all that a summary says."""
-    prints = [frozenset(certified.proved(eps)) for certified in told]
+def _other_images(certified_runs: Sequence[Certified], eps: str) -> bool:
+    """Whether the images differ: by fingerprint if there are records, otherwise by their number and data set."""
+    prints = [frozenset(certified.proved(eps)) for certified in certified_runs]
     return _differ(kept for kept in prints if kept) or (
-        not all(prints) and _differ((c.errors[eps].images, c.data) for c in told)
+        not all(prints) and _differ((c.errors[eps].images, c.data) for c in certified_runs)
     )
 
 
@@ -256,7 +276,7 @@ def _differ(values: Iterable[Any]) -> bool:
     return len(set(values)) > 1
 
 
-def value_written(recipe: dict[str, Any], key: str) -> str:
+def format_value(recipe: dict[str, Any], key: str) -> str:
     if key not in recipe:
         return NOTHING
     value = recipe[key]
@@ -268,10 +288,10 @@ def value_written(recipe: dict[str, Any], key: str) -> str:
 
 
 def spent(run: RunFiles) -> float:
-    """Seconds of training; of a run that is not finished, of its epochs."""
-    told = (run.summary or {}).get("seconds")
-    if isinstance(told, int | float):
-        return float(told)
+    """Seconds of training, or of the epochs so far if the run is not finished."""
+    stored = (run.summary or {}).get("seconds")
+    if isinstance(stored, int | float):
+        return float(stored)
     return sum(float(s) for m in run.history if isinstance(s := m.get("seconds"), int | float))
 
 
@@ -283,19 +303,19 @@ def _epochs(run: RunFiles) -> str:
 
 
 def _validation(run: RunFiles, key: str) -> str:
-    told = (run.summary or {}).get("validation") or (run.history[-1] if run.history else {})
-    share = told.get(key) if isinstance(told, dict) else None
+    stored = (run.summary or {}).get("validation") or (run.history[-1] if run.history else {})
+    share = stored.get(key) if isinstance(stored, dict) else None
     return f"{100 * share:6.2f} %" if isinstance(share, int | float) else NOTHING
 
 
 def _hardware(run: RunFiles) -> str:
-    told = (run.summary or {}).get("hardware")
-    if not isinstance(told, dict):
+    stored = (run.summary or {}).get("hardware")
+    if not isinstance(stored, dict):
         return NOTHING
-    threads = told.get("threads", "?")
+    threads = stored.get("threads", "?")
     return printable(
-        f"{told.get('processor') or told.get('machine') or '?'}, {threads} thread{'s' * (threads != 1)}, "
-        f"torch {told.get('torch', '?')}"
+        f"{stored.get('processor') or stored.get('machine') or '?'}, {threads} thread{'s' * (threads != 1)}, "
+        f"torch {stored.get('torch', '?')}"
     )
 
 

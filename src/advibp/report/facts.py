@@ -1,4 +1,4 @@
-"""Runs as plain data for the page: numbers and words that JSON can hold, nothing that is drawn."""
+"""Converts runs to plain data for the page, which JSON can represent."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from advibp.verify.radius import Radius, curve
 from advibp.verify.records import Certificate, Record
 from advibp.verify.verifiers import stage_position
 
-# What is drawn of each epoch, if it was logged.
+#: Metrics that are drawn over epochs, if they were logged.
 METRICS = (
     "eps", "loss_lower", "loss_upper", "fosc", "c_t", "kappa_lower", "kappa_upper", "kappa_reg", "angle",
     "branch_agree", "branch_lower", "branch_upper", "branch_conflict", "standard_error", "verified_error", "seconds",
 )  # fmt: skip
-_BARS = 60  # of a histogram, about
+_BARS = 60  # upper limit for the bins of a histogram
 
 
 def run_facts(run: RunFiles, name: str) -> dict[str, Any]:
-    """What a run is, how it was trained, and how to do it again."""
+    """Name, recipe, training metrics and commands of a run."""
     summary = run.summary or {}
     return {
         "name": name,
         "about": about(run),
         "finished": run.summary is not None,
-        "eps": None if (eps := finite(run.recipe.get("eps"))) is None else as_written(eps),
+        "eps": None if (eps := finite(run.recipe.get("eps"))) is None else round_eps(eps),
         "facts": _training_facts(run),
         "commands": _commands(run),
         "hardware": hardware(summary) or next(filter(None, (hardware(c.summary) for c in run.certified.values())), ""),
@@ -38,49 +38,51 @@ def run_facts(run: RunFiles, name: str) -> dict[str, Any]:
 
 
 def about(run: RunFiles) -> str:
+    """One line about a run: method, network, data, eps and epochs."""
     recipe = run.recipe
-    said = [recipe.get("method"), recipe.get("net"), recipe.get("data")]
+    parts = [recipe.get("method"), recipe.get("net"), recipe.get("data")]
     eps, epochs = finite(recipe.get("eps")), finite(recipe.get("epochs"))
-    said += [f"trained for eps {say_eps(eps)}"] if eps is not None else []
-    said += [f"{epochs:g} epochs"] if epochs is not None else []
-    return " · ".join(str(part) for part in said if part is not None)
+    parts += [f"trained for eps {format_eps(eps)}"] if eps is not None else []
+    parts += [f"{epochs:g} epochs"] if epochs is not None else []
+    return " · ".join(str(part) for part in parts if part is not None)
 
 
 def _training_facts(run: RunFiles) -> list[list[str]]:
-    summary, told = run.summary or {}, []
+    summary, rows = run.summary or {}, []
     if (parameters := finite(summary.get("parameters"))) is not None:
-        told.append(["parameters", f"{parameters:,.0f}"])
+        rows.append(["parameters", f"{parameters:,.0f}"])
     if (seconds := finite(summary.get("seconds"))) is not None:
-        told.append(["training time", say_seconds(seconds)])
+        rows.append(["training time", format_seconds(seconds)])
     elif run.history:
-        told.append(["trained so far", f"{run.history[-1]['epoch']} epochs"])
+        rows.append(["trained so far", f"{run.history[-1]['epoch']} epochs"])
     if "weights" in summary:
-        told.append(["weights", f"{summary['weights']} epoch's"])
+        rows.append(["weights", f"of the {summary['weights']} epoch"])
     for name, certified in run.certified.items():
         stage = "" if name is None else f" after stage {name}"
         if certified.attack:
-            told.append([f"attack{stage}", certified.attack])
-    told += [["certificates left out", note] for note in run.stale.values()]
-    return told
+            rows.append([f"attack{stage}", certified.attack])
+    rows += [["certificates left out", note] for note in run.stale.values()]
+    return rows
 
 
 def _commands(run: RunFiles) -> list[str]:
-    said = [(run.summary or {}).get("command"), *(c.summary.get("command") for c in run.certified.values())]
-    return [str(command) for command in said if command]
+    commands = [(run.summary or {}).get("command"), *(c.summary.get("command") for c in run.certified.values())]
+    return [str(command) for command in commands if command]
 
 
 def hardware(summary: dict[str, Any]) -> str:
-    told = summary.get("hardware")
-    if not isinstance(told, dict):
+    """The hardware of a summary as text."""
+    stored = summary.get("hardware")
+    if not isinstance(stored, dict):
         return ""
     before = {"torch": "torch ", "python": "Python ", "advibp": "advibp "}
     after = {"cores": " core", "threads": " thread"}
-    plural = {key: word + "s" * (told.get(key) != 1) for key, word in after.items()}
-    return ", ".join(f"{before.get(key, '')}{value}{plural.get(key, '')}" for key, value in told.items() if value)
+    plural = {key: word + "s" * (stored.get(key) != 1) for key, word in after.items()}
+    return ", ".join(f"{before.get(key, '')}{value}{plural.get(key, '')}" for key, value in stored.items() if value)
 
 
 def _history(epochs: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """A column for each metric that was ever logged."""
+    """A column for each metric that was logged."""
     columns: dict[str, list[Any]] = {"epoch": [m["epoch"] for m in epochs]}
     columns["phase"] = [str(m.get("phase", "")) for m in epochs]
     for name in METRICS:
@@ -97,16 +99,16 @@ def recipes(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
     return [{"key": key, "values": values, "differ": len(set(values)) > 1} for key, values in rows]
 
 
-def _value(said: Any) -> str:
-    if isinstance(said, list):
-        return ", ".join(map(_value, said)) or "–"
-    if said is None or isinstance(said, bool):
-        return {None: "–", True: "yes", False: "no"}[said]
-    return f"{said:.12g}" if isinstance(said, float) else str(said)
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_value, value)) or "–"
+    if value is None or isinstance(value, bool):
+        return {None: "–", True: "yes", False: "no"}[value]
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 def certified_facts(certified: Certification) -> dict[str, Any]:
-    """What was proved, broken and left open."""
+    """Errors, verdicts and radii of a certified network."""
     asked = {name for r in certified.radii for name in r.provers.split()}
     return {
         "attack": certified.attack,
@@ -120,9 +122,10 @@ def certified_facts(certified: Certification) -> dict[str, Any]:
 
 
 def at_eps(certified: Certification, eps: float) -> dict[str, Any]:
+    """Errors, counts and stages at one eps, for all images and for each class."""
     errors = certified.errors(eps)
     return {
-        "eps": as_written(eps),
+        "eps": round_eps(eps),
         "images": errors.images,
         "standard": errors.standard,
         "attack": errors.attack,
@@ -134,31 +137,31 @@ def at_eps(certified: Certification, eps: float) -> dict[str, Any]:
 
 
 def _counts(errors: Errors) -> dict[str, int]:
-    """Of verdicts, where a summary tells percents alone."""
+    """Counts of verdicts, computed from percentages if the summary has no counts."""
     shares = [errors.standard, errors.attack - errors.standard, errors.best - errors.attack, 100 - errors.best]
     names = ("misclassified", "falsified", "unknown", "robust")
     return {name: round(share * errors.images / 100) for name, share in zip(names, shares, strict=True) if share > 0}
 
 
 def _by_class(records: list[Record], eps: float) -> list[dict[str, Any]]:
-    found = []
+    rows = []
     for label in sorted({r.label for r in records}):
-        mine = Certificate([r for r in records if r.label == label])
-        errors = mine.errors(eps)
-        found.append(
+        of_class = Certificate([r for r in records if r.label == label])
+        errors = of_class.errors(eps)
+        rows.append(
             {
                 "label": label,
-                "images": len(mine.records),
+                "images": len(of_class.records),
                 "standard": 100 * errors["standard_error"],
                 "attack": 100 * errors["attack_error"],
                 "verified": [["all", 100 * errors["verified_error"]]],
             }
         )
-    return found
+    return rows
 
 
 def _curve(radii: list[Radius]) -> dict[str, list[float]] | None:
-    """Certified accuracy over eps, up to where nothing is left."""
+    """Certified accuracy over eps, up to the largest radius."""
     if not radii:
         return None
     top = min(1.0, 1.05 * max([r.broken or 0 for r in radii] + [r.proved for r in radii]) + 1e-3)
@@ -172,22 +175,22 @@ def _curve(radii: list[Radius]) -> dict[str, list[float]] | None:
 
 
 def histograms(entries: list[dict[str, Any]]) -> None:
-    """Radii of all runs in bins of one width, in place of the radii themselves."""
+    """Replace the radii of all runs by histograms with the same bins."""
     radii = [entry.pop("radii") for entry in entries]
-    largest = max((value for found in radii for pair in found for value in pair if value is not None), default=0.0)
+    largest = max((value for pairs in radii for pair in pairs for value in pair if value is not None), default=0.0)
     width = next((w for w in (0.001, 0.002, 0.005, 0.01, 0.02, 0.025, 0.05) if w * _BARS >= largest), 0.05)
     bins = max(1, math.ceil(largest / width + 1e-9))
-    for entry, found in zip(entries, radii, strict=True):
+    for entry, pairs in zip(entries, radii, strict=True):
         entry["histogram"] = (
             None
-            if not found
+            if not pairs
             else {
                 "width": width,
-                "proved": _binned([p for p, _ in found], width, bins),
-                "broken": _binned([b for _, b in found if b is not None], width, bins),
-                "never": sum(b is None for _, b in found),
-                "right": len(found),
-                "median": median(p for p, _ in found),
+                "proved": _binned([p for p, _ in pairs], width, bins),
+                "broken": _binned([b for _, b in pairs if b is not None], width, bins),
+                "never": sum(b is None for _, b in pairs),
+                "right": len(pairs),
+                "median": median(p for p, _ in pairs),
             }
         )
 
@@ -200,7 +203,7 @@ def _binned(values: list[float], width: float, bins: int) -> list[int]:
 
 
 def finite(value: Any) -> float | None:
-    """A number that can be drawn; JSON has no NaN."""
+    """A finite number, or None; JSON has no NaN."""
     try:
         number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     except OverflowError:  # an integer of hundreds of digits
@@ -212,20 +215,21 @@ def short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
 
 
-def as_written(eps: float) -> float:
-    """A radius in the six digits of a summary, so that 8/255 is the same with records and without."""
+def round_eps(eps: float) -> float:
+    """Round a radius to six digits as in a summary, so that 8/255 is the same in records and summaries."""
     return float(f"{eps:g}")
 
 
-def say_eps(eps: float) -> str:
-    """0.3, or 8/255 where that is what was meant."""
+def format_eps(eps: float) -> str:
+    """Format a radius: 0.3, or 8/255 if it is a multiple of 1/255."""
     pixels = eps * 255
     if float(f"{eps:.3g}") != eps and abs(pixels - round(pixels)) < 1e-3 and round(pixels):
         return f"{round(pixels)}/255"
     return f"{eps:g}"
 
 
-def say_seconds(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
+    """Format a time, such as 2.5 s, 3 min or 1 h 05 min."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes = round(seconds / 60)

@@ -1,7 +1,7 @@
-"""One self-contained page: all that it shows and all that draws it is inside, and nothing leaves it.
+"""Writes a self-contained page: data, scripts and styles are inside, and it makes no requests.
 
-The data is one block of JSON. The page's scripts make text and tables of it at once, and figures as soon as plotly.js,
-which is carried along compressed, is unpacked. The policy in its head lets run what is inside and nothing else.
+The data is one block of JSON. The page's scripts first build text and tables, and then figures, after plotly.js, which
+is included in compressed form, is unpacked. The content security policy allows only these scripts.
 """
 
 from __future__ import annotations
@@ -40,9 +40,19 @@ def write_page(
     title: str = "",
     images: Sequence[Source | str] = (),
 ) -> None:
-    """Write the page of some runs, or of none, with `sections` of its own before them.
+    """Write a page about some runs, which may be none.
 
-    `images`: for each run where its test images are, or a sentence that says why there are none.
+    Example:
+        ```python
+        write_page("report.html", [read_run("runs/first")], title="First run")
+        ```
+
+    Args:
+        path: The HTML file.
+        runs: The runs, as `read_run` returns them.
+        sections: Tables and charts to show before the runs.
+        title: Title of the page. Default: the names of the runs.
+        images: For each run the source of its test images, or a sentence that explains why there is none.
     """
     data = page_data(runs, sections, title, images)
     checkpoint.write_atomically(Path(path), render(data))
@@ -51,7 +61,7 @@ def write_page(
 def page_data(
     runs: Sequence[RunFiles], sections: Sequence[Section], title: str, images: Sequence[Source | str]
 ) -> dict[str, Any]:
-    """All that the page shows."""
+    """The data of the page."""
     entries = [
         {"run": k, "stage": stage, **facts.certified_facts(certified)}
         for k, run in enumerate(runs)
@@ -64,7 +74,7 @@ def page_data(
         "title": title or (" · ".join(names) if len(runs) <= 4 else f"{len(runs)} runs") or "advibp",
         "version": __version__,
         "stages": _stages(),
-        "eps": [{"eps": e, "said": facts.say_eps(e)} for e in eps],
+        "eps": [{"eps": e, "text": facts.format_eps(e)} for e in eps],
         "runs": [facts.run_facts(run, name) for run, name in zip(runs, names, strict=True)],
         "recipes": facts.recipes(runs),
         "entries": entries,
@@ -86,9 +96,10 @@ def _section(section: Section) -> dict[str, Any]:
 
 
 def render(data: dict[str, Any]) -> str:
+    """Fill the data, the scripts and the styles into the template."""
     script = "\n".join(_page_file(name) for name in _SCRIPTS)
     plotly, packed = _plotly()
-    holes = {
+    parts = {
         "policy": f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {_hash(script)} "
         f"{_hash(plotly)}; base-uri 'none'; form-action 'none'",
         "title": html.escape(str(data["title"])),
@@ -97,12 +108,12 @@ def render(data: dict[str, Any]) -> str:
         "plotly": packed,
         "script": script,
     }
-    pieces = _page_file("page.html").split("%%")  # text, name of a hole, text, ...
-    return "".join(holes[piece] if k % 2 else piece for k, piece in enumerate(pieces))
+    pieces = _page_file("page.html").split("%%")  # text, name of a placeholder, text, ...
+    return "".join(parts[piece] if k % 2 else piece for k, piece in enumerate(pieces))
 
 
 def to_json(data: Any) -> str:
-    """JSON that is harmless inside a script element, whatever its strings say."""
+    """JSON that is safe inside a script element, for any strings."""
     text = json.dumps(_drawable(data), separators=(",", ":"), allow_nan=False)  # ASCII: no line separators either
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -110,7 +121,7 @@ def to_json(data: Any) -> str:
 
 
 def _drawable(value: Any) -> Any:
-    """Numbers that JSON does not have become null."""
+    """Replace NaN and infinite numbers by None."""
     if isinstance(value, dict):
         return {str(key): _drawable(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -124,7 +135,7 @@ def _page_file(name: str) -> str:
 
 @cache
 def _plotly() -> tuple[str, str]:
-    """plotly.js, and the same compressed, as letters."""
+    """The source of plotly.js, and the same compressed, in base64."""
     source = get_plotlyjs()
     return source, base64.b64encode(gzip.compress(source.encode(), 9, mtime=0)).decode()
 

@@ -1,4 +1,4 @@
-"""What runs are called where several are shown."""
+"""Names of runs that are shown together."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from advibp.runs.run_files import RunFiles
 
 
 def names_of(runs: Sequence[RunFiles]) -> list[str]:
-    """The folders' own names, or as much of their paths as tells them apart."""
+    """The names of the folders, with as many parents as needed to distinguish them."""
     paths = [run.path.resolve() for run in runs]
     for path in paths:
         if paths.count(path) > 1:
-            raise UserError(f"{path} is given twice; name runs that differ.")
+            raise UserError(f"{path} is given twice; give each run once.")
     for parts in range(1, max((len(path.parts) for path in paths), default=0)):
         names = ["/".join(path.parts[-parts:]) for path in paths]
         if len(set(names)) == len(names):

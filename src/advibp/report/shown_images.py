@@ -1,4 +1,4 @@
-"""Which test images the page shows, and as what: small PNGs inside the page."""
+"""Selects the test images that the page shows, and converts them to small PNGs inside the page."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from PIL import Image
 from torch import Tensor
 
 from advibp.errors import UserError
-from advibp.report.facts import as_written
+from advibp.report.facts import round_eps
 from advibp.runs.run_files import Certification, RunFiles
 from advibp.storage import checkpoint
 from advibp.verify.certification import fingerprints
 from advibp.verify.records import Record
 
-_COUNTS = (12, 8, 4, 2, 1)  # images of a kind, run and eps: the first of these that fits
-_ROOM = 1_500_000  # letters for all pictures of a page
-_LARGEST = 96  # pixels; what is larger is shrunk
+_COUNTS = (12, 8, 4, 2, 1)  # images of a kind, run and eps: the first number for which all fit
+_ROOM = 1_500_000  # characters for all images of a page
+_LARGEST = 96  # pixels; larger images are shrunk
 
 _DARKER, _BRIGHTER = (213, 94, 0), (0, 114, 178)
 
@@ -35,23 +35,25 @@ class Batches(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """Where a run's test images are, what their classes are called, and what its network says of an image."""
+    """A run's test images, the names of their classes, and its network."""
 
     test: Batches
     class_names: Sequence[str] = ()
-    predict: Callable[[Tensor], Tensor] | None = None  # (B, C, H, W) -> classes (B,); None: it can't be asked
+    predict: Callable[[Tensor], Tensor] | None = (
+        None  # (B, C, H, W) -> classes (B,); None: the network is not available
+    )
     model: str = ""  # its fingerprint, as in the records
 
 
 @dataclass
 class Sheet:
-    """All pictures of a page, each kept once."""
+    """All images of a page, each stored once."""
 
     most: int
     uris: dict[str, int] = field(default_factory=dict)
 
     def add(self, picture: Image.Image) -> int:
-        """The picture's number."""
+        """Add an image and return its number."""
         file = io.BytesIO()
         picture.save(file, "PNG", optimize=True)
         uri = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
@@ -63,7 +65,7 @@ class Sheet:
 
 
 def show(runs: Sequence[RunFiles], sources: Sequence[Source | str]) -> dict[str, Any]:
-    """Pictures as data URIs, what each run and eps shows of them, the names of classes, and why some have none."""
+    """Images as data URIs, their selection for each run and eps, class names, and reasons for missing images."""
     for most in _COUNTS:
         sheet = Sheet(most)
         shown, missing, names = [], [], []
@@ -74,9 +76,9 @@ def show(runs: Sequence[RunFiles], sources: Sequence[Source | str]) -> dict[str,
                 continue
             for stage, certified in run.certified.items():
                 for eps in certified.eps if certified.records else ():
-                    told = {"run": number, "stage": stage, "eps": as_written(eps)}
+                    position = {"run": number, "stage": stage, "eps": round_eps(eps)}
                     try:
-                        shown.append({**told, **_at(certified, eps, source, sheet)})
+                        shown.append({**position, **_at(certified, eps, source, sheet)})
                     except UserError as error:
                         missing.append({"run": number, "why": str(error)})
                         break
@@ -86,7 +88,7 @@ def show(runs: Sequence[RunFiles], sources: Sequence[Source | str]) -> dict[str,
 
 
 def _at(certified: Certification, eps: float, source: Source, sheet: Sheet) -> dict[str, Any]:
-    """The hardest that were proved, some that were broken, and those nearest to a proof that stayed open."""
+    """Proved images with the smallest margins, some broken ones, and undecided ones with the largest margins."""
     records = [r for r in certified.records if r.eps == eps]
     proved = [r for r in records if r.verdict == "robust" and r.lower_margin is not None]
     proved.sort(key=lambda r: r.lower_margin or 0.0)
@@ -101,7 +103,7 @@ def _at(certified: Certification, eps: float, source: Source, sheet: Sheet) -> d
 
 
 def _read(records: list[Record], source: Source) -> list[tuple[Record, Tensor]]:
-    """The records with their images, (C, H, W) each, which must be those that were certified."""
+    """Read the images (C, H, W) of records, and check that they are those that were certified."""
     if not records:
         return []
     rows = [r.index for r in records]
@@ -127,18 +129,18 @@ def _clean(record: Record, x: Tensor, sheet: Sheet) -> dict[str, Any]:
 def _broken(read: list[tuple[Record, Tensor]], folder: Path, source: Source, sheet: Sheet) -> list[dict[str, Any]]:
     shown = []
     for record, x in read:
-        told = _clean(record, x, sheet)
+        entry = _clean(record, x, sheet)
         x_adv = _counterexample(folder, record)
         if x_adv is not None and x_adv.shape == x.shape:
-            told |= {"adversarial": sheet.add(_picture(x_adv)), "change": sheet.add(_change(x_adv - x, record.eps))}
+            entry |= {"adversarial": sheet.add(_picture(x_adv)), "change": sheet.add(_change(x_adv - x, record.eps))}
             if source.predict and source.model == record.model:
-                told["now"] = int(source.predict(x_adv[None])[0])
-        shown.append(told)
+                entry["now"] = int(source.predict(x_adv[None])[0])
+        shown.append(entry)
     return shown
 
 
 def _counterexample(folder: Path, record: Record) -> Tensor | None:
-    """(C, H, W), if it was kept and is whole."""
+    """The counterexample (C, H, W); None if it is missing or damaged."""
     name, _, row = (record.counterexample or "").partition("#")
     file = (folder / name).resolve()
     if not name or not row.isdecimal() or not file.is_relative_to(folder.resolve()):
@@ -151,7 +153,7 @@ def _counterexample(folder: Path, record: Record) -> Tensor | None:
 
 
 def _picture(x: Tensor) -> Image.Image:
-    """(C, H, W) in [0, 1]; other channels than grey and RGB are shown as their mean."""
+    """Convert (C, H, W) in [0, 1]. Images that are neither gray nor RGB are shown as the mean of their channels."""
     x = x if len(x) in (1, 3) else x.mean(0, keepdim=True)
     pixels = (x.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0)
     picture = Image.fromarray(pixels[..., 0].numpy() if len(x) == 1 else pixels.numpy())
@@ -160,10 +162,9 @@ def _picture(x: Tensor) -> Image.Image:
 
 
 def _change(delta: Tensor, eps: float) -> Image.Image:
-    """What was added, (C, H, W), enlarged so that eps is as much as can be shown.
+    """The change (C, H, W), scaled so that eps is the largest visible value.
 
-    Grey images: blue where brighter, orange where darker, white where nothing changed. Others: mid-grey where nothing
-    changed in a channel.
+    Gray images: blue means brighter, orange darker, white unchanged. Color images: mid-gray means unchanged.
     """
     share = (delta / eps).clamp(-1, 1)
     if len(share) == 3:

@@ -1,4 +1,4 @@
-"""A table for the terminal, and as Markdown, CSV and LaTeX."""
+"""Formats a table for the terminal, and as Markdown, CSV and LaTeX."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 
 from advibp.report.sections import TableSection
 
-#: What LaTeX reads as a command, and signs that its fonts may lack.
+#: Replacements for special characters of LaTeX, and for characters that its fonts may lack.
 _LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}",
@@ -39,12 +39,12 @@ _LATEX = str.maketrans(
     }
 )
 
-#: Words of so many characters are never cut.
+#: Words of up to this length are never broken.
 _WORD = 14
 
 
 def terminal(table: TableSection) -> Table:
-    """For rich; numbers stand right, and where there is no room cells are folded between words."""
+    """A rich table. Numbers are right-aligned, and cells wrap between words."""
     drawn = Table(title=escape(table.title), box=box.SIMPLE_HEAVY, collapse_padding=True, pad_edge=False)
     for k, name in enumerate(table.head):
         cells = [row[k] for row in table.rows]
@@ -52,7 +52,7 @@ def terminal(table: TableSection) -> Table:
         word = max((len(word) for text in (name, *cells) for word in text.split()), default=0)
         least = word if word <= _WORD else None
         width = max([word, *map(len, cells)])
-        folded = "\n".join(textwrap.wrap(name, width)) if width else name  # a head makes no column wider
+        folded = "\n".join(textwrap.wrap(name, width)) if width else name  # the head does not widen its column
         drawn.add_column(escape(folded), justify="right" if right else "left", overflow="fold", min_width=least)
     for row in table.rows:
         drawn.add_row(*map(escape, row))
@@ -64,7 +64,7 @@ def _is_number(cell: str) -> bool:
 
 
 def markdown(table: TableSection) -> str:
-    """Title, the command that makes it, the table, notes."""
+    """The title, the command that produces the table, the table and its notes."""
     lines = [f"# {table.title}", ""]
     if table.command:
         lines += ["```sh", table.command, "```", ""]
@@ -79,7 +79,7 @@ def _in_a_cell(text: str) -> str:
 
 
 def as_csv(table: TableSection, constant: Mapping[str, str] | None = None) -> str:
-    """`constant`: further columns that say the same in every row, so that a file tells where it came from."""
+    """CSV. `constant`: extra columns with the same value in every row, for example the origin of the file."""
     more = dict(constant or {})
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -89,7 +89,7 @@ def as_csv(table: TableSection, constant: Mapping[str, str] | None = None) -> st
 
 
 def latex(table: TableSection) -> str:
-    """A table of the booktabs package; the command that makes it is a comment at its top."""
+    """A LaTeX table for the booktabs package, with the command as a comment at the top."""
     return "\n".join(
         [
             *(f"% {line}" for line in table.command.splitlines()),

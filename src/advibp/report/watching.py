@@ -1,7 +1,6 @@
-"""A run while it trains: where it is, how long it will take, and whether anybody is still at it.
+"""Follows a run while it trains: its phase, the remaining time, and whether a process still trains it.
 
-All of it is read from the folder, so a run can be watched from another terminal, and from another machine that sees
-the same disk.
+Everything is read from the folder, so a run can be watched from any terminal or machine with access to it.
 """
 
 from __future__ import annotations
@@ -19,28 +18,32 @@ from advibp.errors import UserError
 from advibp.runs.run_files import RunFiles, read_run
 from advibp.storage import checkpoint
 
-#: A run stands still when it has no new epoch for this many times the usual time, and no process holds its folder.
+#: A run is late if it has had no new epoch for this many times the usual time, and stalled if no process trains it.
 PATIENCE = 5
-LEAST_PATIENCE = 20.0  # seconds: an epoch of a tenth of one is followed by an evaluation
-RECENT = 5  # epochs of a phase whose mean is what the next will take
+LEAST_PATIENCE = 20.0  # seconds, because an evaluation follows even a short epoch
+RECENT = 5  # epochs of a phase whose mean time estimates the next epoch
 BLOCKS, ASCII = "▁▂▃▄▅▆▇█", "_.:-=+*#"
 _ALWAYS = ("eps", "seconds", "standard_error", "verified_error")
 
 
-class Left(NamedTuple):
+class Remaining(NamedTuple):
+    """Estimated time to the end of a run."""
+
     seconds: float
-    least: bool  # a phase is still to come of which no epoch was seen: it may take longer
+    least: bool  # whether it may take longer, because no epoch of a later phase has been timed
 
 
 @dataclass(frozen=True)
 class Phase:
+    """A phase of training."""
+
     name: str
-    ends: int  # the last epoch that is counted to it
+    ends: int  # its last epoch
 
 
 @dataclass
 class Watched:
-    """One run's folder; `look` reads it again if its files have changed."""
+    """The folder of a run. `look` reads it again if its files have changed."""
 
     path: Path
     files: RunFiles = field(init=False)
@@ -50,6 +53,7 @@ class Watched:
         self.look()
 
     def look(self) -> None:
+        """Read the files if they have changed."""
         seen = tuple(_stamp(self.path / name) for name in ("recipe.yaml", "metrics.jsonl", "summary.json"))
         if seen == self._seen:
             return
@@ -76,31 +80,31 @@ class Watched:
 
     @property
     def phase(self) -> str:
-        """Of the epoch that goes on, or of the last one."""
+        """The phase of the current epoch, or of the last one."""
         course = phases(self.files)
         return next((phase.name for phase in course if self.done < phase.ends), course[-1].name)
 
     def waiting(self) -> float:
-        """Seconds since the last epoch was written down, or since the run was begun or resumed."""
+        """Seconds since the last epoch was logged, or since the run was started or resumed."""
         stamps = [_stamp(self.path / name) for name in ("metrics.jsonl", "recipe.yaml")]
         return max(0.0, time.time() - max(stamp[0] / 1e9 for stamp in stamps if stamp)) if any(stamps) else 0.0
 
-    def left(self) -> Left | None:
-        """Of the whole run; what of the epoch is over, is over."""
-        told = left_after(self.files, self.history)
-        return told and Left(max(0.0, told.seconds - min(self.waiting(), usual(self.history))), told.least)
+    def remaining(self) -> Remaining | None:
+        """Remaining time of the run, less the time since the last epoch. None before the first epoch."""
+        after = remaining_after(self.files, self.history)
+        return after and Remaining(max(0.0, after.seconds - min(self.waiting(), usual(self.history))), after.least)
 
     def late(self) -> bool:
-        """No new epoch for much longer than one takes."""
+        """Whether there has been no new epoch for much longer than an epoch takes."""
         return not self.finished and self.waiting() > max(LEAST_PATIENCE, PATIENCE * usual(self.history))
 
-    def stands_still(self) -> bool:
-        """Late, and nobody is at it. The folder is only tried when it is late: a trial holds it for an instant."""
-        return self.late() and not is_held(self.path)
+    def is_stalled(self) -> bool:
+        """Whether the run is late and no process trains it. The second check locks the folder for a moment."""
+        return self.late() and not is_training(self.path)
 
 
-def is_held(folder: Path) -> bool:
-    """Whether a process trains there. Where there are no locks nobody seems to."""
+def is_training(folder: Path) -> bool:
+    """Whether a process trains in the folder. Always False on file systems without locks."""
     try:
         with checkpoint.held(folder, "training", ()):
             return False
@@ -109,18 +113,17 @@ def is_held(folder: Path) -> bool:
 
 
 def usual(history: Sequence[dict[str, Any]]) -> float:
-    """Seconds of an epoch of late; 0 before the first."""
+    """Median seconds of the last epochs; 0 before the first."""
     return float(median(m["seconds"] for m in history[-RECENT:])) if history else 0.0
 
 
 def epochs_of(files: RunFiles) -> int:
-    """All epochs, those of layer-wise stages included; every stage begins a new one."""
+    """Number of all epochs, including layer-wise stages. Every stage starts a new epoch."""
     return phases(files)[-1].ends
 
 
 def phases(files: RunFiles) -> list[Phase]:
-    """When each phase ends. An epoch in which one ends and another begins is called after the later one, as it is in
-    metrics.jsonl."""
+    """The last epoch of each phase. An epoch that two phases share belongs to the later one, as in metrics.jsonl."""
     recipe = files.recipe
     try:
         epochs = float(recipe["epochs"])
@@ -130,21 +133,21 @@ def phases(files: RunFiles) -> list[Phase]:
         ends = [math.floor(sum(spans[: k + 1]) + 1e-9) for k in range(3)]
     except (KeyError, TypeError, ValueError, OverflowError):
         raise UserError(
-            f"{files.path / 'recipe.yaml'} is damaged: it does not say how many epochs there are; restore it."
+            f"{files.path / 'recipe.yaml'} is damaged: it lacks the number of epochs; restore it."
         ) from None
     names = ("natural", "adversarial", "ramp")
-    told = [Phase(name, min(end, last)) for name, end in zip(names, ends, strict=True)]
-    return [*told, Phase("full", last), Phase("latent", last + stages)]
+    main = [Phase(name, min(end, last)) for name, end in zip(names, ends, strict=True)]
+    return [*main, Phase("full", last), Phase("latent", last + stages)]
 
 
 def _stages(files: RunFiles) -> int:
-    """How many there are; of all layers those that were begun, for only the network knows how many it has."""
-    said = files.recipe.get("stages", 0)
-    return max((int(m.get("stage", 0)) for m in files.history), default=0) if said == "all" else int(said)
+    """Number of layer-wise stages. For "all", the stages so far, because the recipe has no number."""
+    stages = files.recipe.get("stages", 0)
+    return max((int(m.get("stage", 0)) for m in files.history), default=0) if stages == "all" else int(stages)
 
 
-def left_after(files: RunFiles, history: Sequence[dict[str, Any]]) -> Left | None:
-    """Seconds of the epochs to come: those of a phase take what its last ones took; None before the first."""
+def remaining_after(files: RunFiles, history: Sequence[dict[str, Any]]) -> Remaining | None:
+    """Estimated seconds of the remaining epochs, by the last epochs of the same phase. None before the first epoch."""
     if not history:
         return None
     took: dict[str, list[float]] = {}
@@ -156,14 +159,14 @@ def left_after(files: RunFiles, history: Sequence[dict[str, Any]]) -> Left | Non
         to_come = max(0, phase.ends - at)
         at += to_come
         if to_come:
-            least |= phase.name in ("adversarial", "ramp") and phase.name not in took  # the others cost no more
+            least |= phase.name in ("adversarial", "ramp") and phase.name not in took  # other phases take no longer
             known = took.get(phase.name, known)
             seconds += to_come * mean(known[-RECENT:])
-    return Left(seconds, least)
+    return Remaining(seconds, least)
 
 
 def sparkline(values: Sequence[float | None], width: int, bars: str = BLOCKS) -> str:
-    """Values from low to high, each as high as its bar; more than fit are averaged, a gap stays one."""
+    """Draw values as bars of text. If there are more than `width`, neighbors are averaged. None gives a gap."""
     values = _fitting(values, width)
     finite = [v for v in values if v is not None]
     if not finite:
@@ -174,7 +177,7 @@ def sparkline(values: Sequence[float | None], width: int, bars: str = BLOCKS) ->
 
 
 def _fitting(values: Sequence[float | None], width: int) -> list[float | None]:
-    """As many values as fit; what is no number is none."""
+    """At most `width` values, by averaging. Values that are not finite become None."""
     plain = [v if v is not None and math.isfinite(v) else None for v in values]
     if len(plain) <= width:
         return plain
@@ -190,10 +193,10 @@ def _epochs(span: Any, of: float) -> float:
 
 def _stamp(file: Path) -> tuple[int, int] | None:
     try:
-        told = file.stat()
+        stat = file.stat()
     except FileNotFoundError:
         return None
-    return told.st_mtime_ns, told.st_size
+    return stat.st_mtime_ns, stat.st_size
 
 
 def _check(files: RunFiles) -> None:
@@ -202,5 +205,5 @@ def _check(files: RunFiles) -> None:
         if "phase" not in metrics or not all(isinstance(metrics.get(key), int | float) for key in _ALWAYS):
             raise UserError(
                 f"{files.path / 'metrics.jsonl'} is damaged: epoch {metrics['epoch']} lacks phase, "
-                f"{', '.join(_ALWAYS)}, or one of them; mend or delete it."
+                f"{', '.join(_ALWAYS)}, or one of them; repair or delete it."
             )

@@ -165,7 +165,7 @@ def test_a_tie_is_neither_robust_nor_falsified() -> None:
     assert answer.in_time
 
 
-def test_nothing_unsafe_is_safe_and_no_rows_hold_everywhere() -> None:
+def test_no_conjunctions_are_safe_and_empty_conjunctions_always_hold() -> None:
     asked = some(1, 0.1, "fc")
     assert branch(asked.about([])).robust
     nothing = Question(asked.net, asked.lower, asked.upper, [(torch.zeros(0, 3), torch.zeros(0))])
@@ -195,7 +195,7 @@ def test_a_float32_network_is_checked_in_its_own_precision() -> None:
     assert found > 0
 
 
-def test_what_is_curved_is_refused() -> None:
+def test_smooth_activations_are_refused() -> None:
     made = network(5, "fc")
     net = nn.Sequential(made.net, nn.Sigmoid())
     with pytest.raises(UnsupportedOperation, match="curved"):

@@ -91,7 +91,7 @@ def test_no_point_is_below_the_minimum(seed: int, kind: str, eps: float) -> None
 @given(seed=st.integers(0, 10_000), eps=st.floats(0.05, 0.5))
 @example(seed=971, eps=0.5)
 @torch.no_grad()
-def test_both_sides_of_a_split_make_the_whole(seed: int, eps: float) -> None:
+def test_both_sides_of_a_split_give_the_minimum(seed: int, eps: float) -> None:
     _, _, bounds, label = case(seed, "few relus", eps)
     kinks = Kinks(bounds)
     row = margin_row(bounds, label, (label + 1) % 3)
@@ -137,7 +137,7 @@ def test_the_largest_of_some_rows_is_at_least_the_largest_of_their_minima(seed: 
     assert largest.min() >= found.lower - 1e-6
 
 
-def test_a_domain_without_points_is_empty() -> None:
+def test_an_infeasible_split_has_an_infinite_minimum() -> None:
     net = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 2)).double()
     with torch.no_grad():
         net[0].weight.copy_(torch.tensor([[1.0], [-1.0]]))
@@ -175,7 +175,7 @@ def test_any_dual_values_yield_a_lower_bound(seed: int) -> None:
         assert program._weak(cost, dual) + float(row.constants[0]) <= exact + 1e-6
 
 
-def test_without_time_there_is_a_bound() -> None:
+def test_without_time_the_bound_is_sound() -> None:
     _, _, bounds, label = case(3, "few relus", 0.2)
     kinks = Kinks(bounds)
     row = kinks.linear(bounds.tape.output, margin_row(bounds, label, (label + 1) % 3))
@@ -197,7 +197,7 @@ def test_a_solver_that_gives_up_proves_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("integer", [True, False])
-def test_the_whole_box_is_never_without_a_point(monkeypatch: pytest.MonkeyPatch, integer: bool) -> None:
+def test_a_program_without_splits_is_never_infeasible(monkeypatch: pytest.MonkeyPatch, integer: bool) -> None:
     """The network itself is one: a solver that finds none errs, and an empty domain would prove everything."""
     _, _, bounds, label = case(3, "few relus", 0.5)
     kinks = Kinks(bounds)

@@ -36,7 +36,7 @@ def test_the_verdict_is_that_of_the_exact_margin(seed: int, eps: float) -> None:
 
 @settings(max_examples=10)
 @given(seed=st.integers(0, 1000), kind=st.sampled_from(["residual", "pooling", "fc"]))
-def test_without_time_it_is_open_and_the_margin_sound(seed: int, kind: str) -> None:
+def test_without_time_the_margin_is_sound_and_the_image_undecided(seed: int, kind: str) -> None:
     asked, label = question(seed, 0.3, kind)
     answer = milp(asked, seconds=0.0)
     points = asked.lower + (asked.upper - asked.lower) * torch.rand(300, *asked.lower.shape[1:]).double()
@@ -74,7 +74,7 @@ def test_a_conjunction_without_rows_holds_everywhere() -> None:
     assert milp(nothing).counterexample is not None
 
 
-def test_nothing_unsafe_is_safe() -> None:
+def test_no_conjunctions_are_safe() -> None:
     asked, _ = question(1, 0.1)
     assert milp(asked.about([])).robust
 
@@ -110,14 +110,14 @@ def test_a_float32_network_is_checked_in_its_own_precision() -> None:
     assert found > 0
 
 
-def test_what_is_curved_is_refused() -> None:
+def test_smooth_activations_are_refused() -> None:
     net = nn.Sequential(nn.Linear(2, 3), nn.Sigmoid(), nn.Linear(3, 2))
     with pytest.raises(UnsupportedOperation, match="curved"):
         milp(Question.robustness(net, torch.rand(1, 2), 0, 0.1, 2))
 
 
 @pytest.mark.parametrize("search", list(searches()))
-def test_what_float32_breaks_is_not_proved_in_double(search: str) -> None:
+def test_an_image_that_float32_breaks_is_not_proved(search: str) -> None:
     """z_0 = relu(x + 2^24) - 2^24 is x, but 0 in float32; z_1 = 0.1. For x in [0.3, 0.5] the margin is 0.2, or -0.1."""
     net = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 2))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""RefineZono: between linear bounds and the exact margin, with any budget; refined bounds contain what they bound."""
+"""RefineZono: margins between linear bounds and the exact margin for any budget; refined bounds are sound."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from advibp.verify.exact.refinezono import refinezono
     seconds=st.sampled_from([0.0, 0.2, 5.0]),
     exact_layers=st.integers(0, 2),
 )
-def test_it_is_sound_and_no_worse_than_what_it_starts_from(
+def test_refinezono_is_sound_and_no_looser_than_linear_bounds(
     seed: int, kind: str, eps: float, seconds: float, exact_layers: int
 ) -> None:
     asked, label = question(seed, eps, kind)
@@ -53,7 +53,7 @@ def test_it_never_proves_what_milp_breaks(seed: int, eps: float) -> None:
     assert not (refinezono(asked).robust and exact.counterexample is not None)
 
 
-def test_what_more_time_might_prove_is_not_answered_in_time() -> None:
+def test_an_undecided_image_is_reported_as_timed_out() -> None:
     late = 0
     for seed in range(10):
         asked, _ = question(seed, 0.3, "fc")

@@ -1,13 +1,13 @@
 "use strict";
 
-// ---- What everything below uses: the data, elements, numbers, colours ----
+// ---- Shared by all scripts: the data, elements, numbers, colors ----
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 
-// What the reader chose: a place in DATA.eps, which runs are shown, whether the gap at that eps fills its figure.
+// The reader's choices: position in DATA.eps, which runs are shown, whether the gap figure is scaled to the chosen eps.
 const chosen = { eps: firstEps(), runs: DATA.runs.map(() => true), zoom: false };
 
-// Of those at which most runs were certified, the one that a run was trained for, or the largest.
+// Of the eps at which most runs were certified: an eps that a run was trained for, otherwise the largest.
 function firstEps() {
   const known = DATA.eps.map(({ eps }) => DATA.entries.filter((entry) => entry.at.some((at) => at.eps === eps)).length);
   const most = known.flatMap((count, k) => (count === Math.max(...known) ? [k] : []));
@@ -15,20 +15,20 @@ function firstEps() {
 }
 
 const VERDICTS = ["robust", "falsified", "unknown", "timeout", "error", "misclassified"];
-const SAID = {
-  robust: "proved safe", falsified: "broken", unknown: "open", timeout: "out of time", error: "no finite answer",
-  misclassified: "wrong already",
+const VERDICT_LABELS = {
+  robust: "proved", falsified: "broken", unknown: "undecided", timeout: "timed out", error: "logits not finite",
+  misclassified: "misclassified",
 };
 // Stages of the cascade, in order. DATA.stages is the table of src/advibp/verify/verifiers.py.
 const STAGES = new Map(DATA.stages.map((stage, position) => [stage.name, { ...stage, position }]));
 const ALL = "all"; // stands for all verifiers together
 const DASHES = ["solid", "dash", "dot", "dashdot"];
-const stageName = (by) => (by == null ? "nobody" : by === ALL ? "all verifiers" : STAGES.get(by)?.label ?? by);
+const stageName = (by) => (by == null ? "no stage" : by === ALL ? "all verifiers" : STAGES.get(by)?.label ?? by);
 const stagePosition = (by) => STAGES.get(by)?.position ?? STAGES.size; // undecided images come last
 const byStage = (a, b) => stagePosition(a) - stagePosition(b);
 
 
-// An element; strings become text, never markup.
+// Creates an element. Strings become text nodes, never markup.
 function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -48,35 +48,35 @@ function seconds(value) {
 }
 const listed = (words) => words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
 
-// Colours are the style sheet's, so that they follow the theme.
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-const RUN_COLOURS = 6;
-const runColour = (run) => colour(`run-${run % RUN_COLOURS}`);
+// Colors come from the style sheet, so that they follow the theme.
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const RUN_COLORS = 6;
+const runColor = (run) => color(`run-${run % RUN_COLORS}`);
 function faint(hex, opacity) {
   const [r, g, b] = [1, 3, 5].map((k) => parseInt(hex.slice(k, k + 2), 16));
   return `rgba(${r}, ${g}, ${b}, ${opacity})`;
 }
 
-// ---- Runs and what was certified of them ----
+// ---- Runs and their certifications ----
 
 const entryName = (entry) => DATA.runs[entry.run].name + (entry.stage == null ? "" : `, stage ${entry.stage}`);
 const shownEntries = () => DATA.entries.filter((entry) => chosen.runs[entry.run]);
 const atChosen = (entry) => entry.at.find((at) => at.eps === DATA.eps[chosen.eps]?.eps);
 const best = (at) => at.verified.length ? Math.min(...at.verified.map(([, error]) => error)) : null;
-// What is neither proved nor broken: a search may break what the attack did not.
+// Share of images that are neither proved nor broken. (A search may break images that the attack did not.)
 const gap = (at) => 100 * ((at.counts.unknown ?? 0) + (at.counts.timeout ?? 0)) / at.images;
-const epsSaid = () => DATA.eps[chosen.eps].said;
+const epsText = () => DATA.eps[chosen.eps].text;
 function className(run, label) {
   const name = DATA.images.names[run]?.[label];
   return name == null ? `${label}` : name;
 }
-const swatch = (run) => el("i", { class: "swatch", style: `background: var(--run-${run % RUN_COLOURS})` });
+const swatch = (run) => el("i", { class: "swatch", style: `background: var(--run-${run % RUN_COLORS})` });
 const named = (entry) => el("span", { class: "named" }, swatch(entry.run), entryName(entry));
 
-// ---- Parts of the page; each draws itself anew when what it shows has changed ----
+// ---- Parts of the page, which are redrawn when their data changes ----
 
 const parts = [];
-let contents; // the list of sections on top
+let contents; // the table of contents
 
 function section(id, title, about = "") {
   const node = el("section", { id }, el("h2", {}, el("a", { href: `#${id}` }, title)),
@@ -86,7 +86,7 @@ function section(id, title, about = "") {
   return node;
 }
 
-// `draw` fills `node`; `needs` tells what it must be drawn again for, besides the runs that are shown.
+// `draw` fills `node`. `needs` lists what it depends on besides the shown runs.
 function part(node, draw, needs = {}) {
   parts.push({ node, draw, ...needs });
   return node;

@@ -10,8 +10,8 @@ function header() {
 // ---- Light and dark ----
 
 const darkSystem = matchMedia("(prefers-color-scheme: dark)");
-let theme = null; // what the reader asked for; null: the system's
-try { theme = localStorage.getItem("advibp-theme"); } catch { /* pages from a disk may have no storage */ }
+let theme = null; // the reader's choice; null: that of the system
+try { theme = localStorage.getItem("advibp-theme"); } catch { /* local files may have no storage */ }
 
 function paint() {
   document.documentElement.dataset.theme = theme ?? (darkSystem.matches ? "dark" : "light");
@@ -20,7 +20,7 @@ function paint() {
 
 function turn() {
   theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
-  try { localStorage.setItem("advibp-theme", theme); } catch { /* then it lasts as long as the page */ }
+  try { localStorage.setItem("advibp-theme", theme); } catch { /* the choice is lost when the page is closed */ }
   paint();
 }
 
@@ -35,15 +35,15 @@ function controls() {
     })));
   }
   if (DATA.eps.length) {
-    const said = el("output", { for: "eps" }, epsSaid());
+    const text = el("output", { for: "eps" }, epsText());
     const slider = el("input", { type: "range", id: "eps", min: 0, max: DATA.eps.length - 1, step: 1, value: chosen.eps,
       "aria-label": "eps", disabled: DATA.eps.length < 2, oninput: () => {
         chosen.eps = Number(slider.value);
-        said.textContent = epsSaid();
-        slider.setAttribute("aria-valuetext", epsSaid());
+        text.textContent = epsText();
+        slider.setAttribute("aria-valuetext", epsText());
         redraw((one) => one.eps);
       } });
-    bar.append(el("label", { id: "radius" }, "eps ", said, slider));
+    bar.append(el("label", { id: "radius" }, "eps ", text, slider));
   }
   if (!bar.childNodes.length) bar.remove();
 }
@@ -57,62 +57,62 @@ function glance() {
   node.append(part(el("div", { class: "cards" }), cards, { eps: true }));
   if (!DATA.eps.length) return;
   node.append(el("h3", {}, "The gap between attack and proof"),
-    el("p", { class: "about" }, "The true error under the worst change lies inside each bar: the attack found at least its "
-      + "lower end, and the proof allows at most its upper end. A short bar says that nearly everything is decided."),
+    el("p", { class: "about" }, "The error under the worst possible attack lies within each bar, between the attack error and "
+      + "the verified error. If the bar is short, nearly all images are decided."),
     figure(gapFigure, { key: [...gapKey(provers), ...zoomKey()], tall: true, eps: true }),
     part(el("div"), errorTable, { eps: true }), part(el("div"), arithmeticNotes), words());
 }
 
 const COVERS = {
-  float32: "proofs cover every evaluation of the network in float32, whatever the order of its sums",
-  float64: "proofs cover every evaluation of the network in float64, whatever the order of its sums",
-  real: "proofs are about real numbers; they ignore that the network rounds",
+  float32: "proofs cover every evaluation of the network in float32, in any order of its sums",
+  float64: "proofs cover every evaluation of the network in float64, in any order of its sums",
+  real: "proofs are about real numbers and ignore rounding errors",
 };
 
 const arithmeticNotes = () => shownEntries().filter((entry) => entry.at.length).map((entry) =>
   el("p", { class: "note" }, named(entry), `: ${entry.arithmetic.split(" / ").map((kind) => COVERS[kind] ?? kind).join("; some ")}.`));
 
-// Large errors at one eps make those at another too small to see.
+// Large errors at one eps make those at another hard to see.
 function zoomKey() {
   const box = el("input", { type: "checkbox", id: "zoom", checked: chosen.zoom, onchange: () => { chosen.zoom = box.checked; redraw((one) => one.draw === gapFigure); } });
   return DATA.eps.length > 1 ? [el("label", {}, box, " scale to the chosen eps")] : [];
 }
 
 const WORDS = [
-  ["eps", "how much each pixel may change, pixels being numbers from 0 (black) to 1 (white)"],
-  ["standard", "images that the network gets wrong as they are"],
-  ["attack", "images that are wrong, or that an attack found a change for which makes them wrong: a lower bound"],
-  ["proved", "no change of up to eps makes the image wrong, whatever the attack: a theorem, for this image"],
-  ["IBP, CROWN, …", "verifiers, cheapest first; each error counts images that neither it nor one before it proved"],
-  ["gap", "images that are neither proved nor broken: what nobody knows"],
+  ["eps", "largest change of each pixel, where pixels are numbers from 0 (black) to 1 (white)"],
+  ["standard", "images that are misclassified without a change"],
+  ["attack", "images that are misclassified or broken by the attack: a lower bound of the error under the worst attack"],
+  ["proved", "it is proved that no change of up to eps makes the network misclassify the image"],
+  ["IBP, CROWN, …", "verifiers, cheapest first; each error counts the images that neither it nor an earlier one proved"],
+  ["gap", "images that are neither proved nor broken"],
 ];
 
-const words = () => el("details", {}, el("summary", {}, "What the words mean"),
+const words = () => el("details", {}, el("summary", {}, "Terms"),
   el("dl", {}, WORDS.map(([word, meaning]) => [el("dt", {}, word), el("dd", {}, meaning)])));
 
 function overEps() {
-  const node = section("accuracy", "Certified accuracy over eps", "How many images stay right as the change that is allowed grows.");
+  const node = section("accuracy", "Certified accuracy over eps", "Share of images that are classified correctly for every change of up to eps.");
   const from = DATA.entries.filter((entry) => entry.curve);
   node.append(figure(accuracyFigure, { tall: true, eps: true, key: [["— proved"], ["··· not broken by the attack"],
-    from.length > 0 && ["◆ with all verifiers, where certified"]].filter(Boolean) }));
+    from.length > 0 && ["◆ by all verifiers, where certified"]].filter(Boolean) }));
   if (!from.length) return;
-  const radii = section("radii", "How far each image is safe",
-    "Upwards: the largest eps at which an image is proved. Downwards: the smallest at which the attack broke it.");
+  const radii = section("radii", "Radii",
+    "Upwards: the largest eps at which an image is proved. Downwards: the smallest eps at which the attack broke it.");
   radii.append(figure(radiusFigure, { tall: true }), part(el("div"), radiusNotes));
 }
 
 const radiusNotes = () => shownEntries().filter((entry) => entry.histogram).map((entry) => {
   const { right, median, never } = entry.histogram, wrong = entry.radiiOf - right;
-  return el("p", { class: "note" }, named(entry), `: half of the ${whole(right)} images that are right are proved up to eps `
+  return el("p", { class: "note" }, named(entry), `: half of the ${whole(right)} correctly classified images are proved up to eps `
     + `${significant(median)} by ${listed(entry.radiiBy.split(" ").map(stageName))}`
-    + (wrong ? `; ${whole(wrong)} are wrong as they are and not drawn` : "")
+    + (wrong ? `; ${whole(wrong)} misclassified images are not drawn` : "")
     + (never ? `; ${whole(never)} were never broken` : "") + ".");
 });
 
 function training() {
   const panels = PANELS.filter((panel) => logged(panel).length);
   if (!panels.length) return;
-  const node = section("training", "Training", "Means of each epoch.");
+  const node = section("training", "Training", "Means over each epoch.");
   node.append(part(el("div"), phaseKey), el("div", { class: "panels" }, panels.map((panel) =>
     figure(() => trainingFigure(panel), { title: panel.title,
       key: logged(panel).map((name) => [el("i", { class: `dash ${DASHES[Object.keys(panel.of).indexOf(name)]}` }), panel.of[name]]) }))));
@@ -131,21 +131,21 @@ function build() {
     glance();
     if (DATA.entries.length) overEps();
     if (DATA.entries.some((entry) => entry.at.some((at) => at.classes.length))) {
-      section("classes", "Class by class", "The same gap for the images of each class, at the chosen eps.")
+      section("classes", "Class by class", "The gap for the images of each class, at the chosen eps.")
         .append(figure(classFigure, { tall: true, eps: true, key: gapKey([ALL]) }));
     }
     if (DATA.entries.some((entry) => entry.at.some((at) => at.flow.length))) {
-      section("cascade", "Who decided, and at what cost", "Each image goes from stage to stage, cheapest first, until one decides. "
-        + "The time of an image is that of all stages it went through.")
+      section("cascade", "Decisions by stage", "Each image passes through the stages, cheapest first, until one decides it. "
+        + "The time of an image includes all stages that it passed through.")
         .append(part(el("div", { class: "cards" }), cascades, { eps: true }));
     }
     if (DATA.images.shown.length || DATA.images.missing.length) {
-      section("images", "The images", "At the chosen eps. In a change, blue pixels got brighter and orange ones darker; in "
-        + "that of a colour image, mid-grey is no change.").append(part(el("div"), galleries, { eps: true }));
+      section("images", "The images", "At the chosen eps. In the change, blue means brighter and orange darker; for color "
+        + "images, mid-gray means no change.").append(part(el("div"), galleries, { eps: true }));
     }
     training();
     section("recipes", DATA.runs.length > 1 ? "Side by side" : "Recipe", DATA.runs.length > 1
-      ? "What came of each run, and the keys of their recipes whose values differ." : "")
+      ? "Results of each run, and the keys of the recipes whose values differ." : "")
       .append(part(el("div"), differencesTable));
     section("again", "Run it again").append(part(el("div"), commands));
   }
@@ -160,7 +160,7 @@ unpackPlotly().then(drawAll).catch((problem) => {
   document.getElementById("main").prepend(el("p", { class: "note", id: "problem" }, problem.message));
 }).finally(() => { document.documentElement.dataset.ready = "yes"; });
 
-// One figure after the other, so that the page can be read and scrolled meanwhile.
+// One figure at a time, so that the page can be scrolled in the meantime.
 async function drawAll() {
   for (const one of parts.filter((each) => each.figure)) {
     drawFigure(one);

@@ -1,9 +1,9 @@
 // ---- Test images ----
 
 const KINDS = [
-  ["proved", "Hardest that were proved", "smallest proved margin first"],
-  ["broken", "Broken", "the image, the image that fools the network, and the change between them, enlarged"],
-  ["open", "Still open", "nearest to a proof first"],
+  ["proved", "Proved", "smallest margin first"],
+  ["broken", "Broken", "the image, the adversarial example, and the change, enlarged"],
+  ["open", "Undecided", "largest lower margin first"],
 ];
 
 function galleries() {
@@ -12,7 +12,7 @@ function galleries() {
     one.run === entry.run && one.stage === entry.stage && one.eps === eps) })).filter(({ shown }) => shown);
   const why = DATA.images.missing.filter(({ run }) => chosen.runs[run])
     .map(({ run, why }) => el("p", { class: "note" }, `${DATA.runs[run].name}: no images are shown. ${why}`));
-  if (!found.length && !why.length) return el("p", { class: "empty" }, "There are no images to show for what is chosen.");
+  if (!found.length && !why.length) return el("p", { class: "empty" }, "There are no images to show for the current choices.");
   return [...why, ...found.map(({ entry, shown }) => el("article", { class: "card" }, el("h3", {}, named(entry)),
     KINDS.map(([kind, title, about]) => shown[kind].length > 0 && [
       el("h4", {}, title, el("small", {}, ` ${about}`)),
@@ -23,7 +23,7 @@ function galleries() {
 function picture(run, image) {
   const img = (number, alt) => el("img", { src: DATA.images.pictures[number], alt });
   const truth = className(run, image.label), now = image.now == null ? null : className(run, image.now);
-  const title = [`test image ${image.index}`, `class ${truth}`, image.by && `${SAID[image.verdict]} by ${stageName(image.by)}`,
+  const title = [`test image ${image.index}`, `class ${truth}`, image.by && `${VERDICT_LABELS[image.verdict]} by ${stageName(image.by)}`,
     image.margin != null && `proved margin ${significant(image.margin)}`].filter(Boolean).join("\n");
   const caption = now == null ? truth : [truth, " → ", el("b", {}, now)];
   return el("figure", { class: "picture", title },
