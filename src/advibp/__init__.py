@@ -1,6 +1,6 @@
 """advibp trains neural networks whose robustness can be proved, and proves it."""
 
-from advibp import attacks, bounds, data, moved, nets, objectives
+from advibp import attacks, bounds, data, moved, nets, objectives, vnncomp
 from advibp.bounds import Box
 from advibp.errors import UserError
 from advibp.execution.allocator import keep_freed_memory
@@ -32,6 +32,7 @@ __all__ = [
     "objectives",
     "open_run",
     "train",
+    "vnncomp",
 ]
 
 moved.install()

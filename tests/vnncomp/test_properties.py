@@ -32,7 +32,7 @@ def exact(row: Tensor, y: Tensor, offset: Tensor) -> Fraction:
 
 
 def holds(asked: Property, x: Tensor, y: Tensor) -> bool:
-    """In exact arithmetic, after a float64 sum has excluded most."""
+    """Check in exact arithmetic; a float64 sum excludes most cases first."""
     return any(
         bool((x >= case.lower).all() and (x <= case.upper).all())
         and any(
@@ -45,7 +45,7 @@ def holds(asked: Property, x: Tensor, y: Tensor) -> bool:
 
 
 def asked_of(net: nn.Module, shape: tuple[int, ...], seed: int) -> Property:
-    """Two boxes, each with one or two conjunctions that hold at some of its points, or nearly."""
+    """Return two boxes, each with one or two conjunctions that hold, or almost hold, at some of its points."""
     dice = torch.Generator().manual_seed(seed)
     cases = []
     for _ in range(2):
@@ -117,23 +117,23 @@ def test_rows_of_a_conjunction_must_hold_together() -> None:
         assert decide(simple(), (2,), single).verdict == "sat"
 
 
-def test_what_holds_everywhere_is_sat_and_nothing_asked_is_unsat() -> None:
+def test_true_is_sat_and_no_cases_are_unsat() -> None:
     assert decide(simple(), (2,), one([0, 0], [1, 1], [], [])).verdict == "sat"
     assert decide(simple(), (2,), Property(2, 2, [])).verdict == "unsat"
 
 
-def test_a_curved_network_is_proved_or_open() -> None:
+def test_smooth_activations_are_proved_or_unknown() -> None:
     net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2))
     far = one([0, 0], [1, 1], [[1, 0]], [1000.0])
     assert decide(net, (2,), far).verdict == "unsat"
 
 
-def test_a_network_without_weights_is_one() -> None:
+def test_network_without_weights() -> None:
     assert decide(nn.ReLU(), (2,), one([-1, -1], [1, 1], [[1, 0]], [-0.5])).verdict == "sat"
     assert decide(nn.ReLU(), (2,), one([-1, -1], [1, 1], [[1, 0]], [0.5])).verdict == "unsat"
 
 
-def test_intervals_prove_what_has_no_lines() -> None:
+def test_intervals_prove_operations_without_linear_bounds() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.Hardtanh())
     assert decide(net, (2,), one([0, 0], [1, 1], [[1, 0]], [1.5])).verdict == "unsat"
     assert decide(net, (2,), one([0, 0], [1, 1], [[1, 1], [1, 0]], [1.5, 1.5])).verdict == "unsat"
@@ -142,7 +142,7 @@ def test_intervals_prove_what_has_no_lines() -> None:
 
 @pytest.mark.parametrize("end", [0.1, 0.7])
 def test_a_point_is_in_its_box_although_the_network_rounds(end: float) -> None:
-    """To float32 the one is rounded up, the other down."""
+    """Rounding to float32 moves one end up and the other down."""
     ends = [torch.full((1, 2), end + by, dtype=torch.float64) for by in (-0.1, 0.0, 0.1)]
     everywhere = [(torch.zeros(0, 2, dtype=torch.float64), torch.zeros(0, dtype=torch.float64))]
     for lower, upper in itertools.pairwise(ends):
@@ -188,8 +188,8 @@ def test_a_tie_is_no_misclassification() -> None:
     assert Question.robustness(net, x, 0, 0.1, 2, real=True).broken_by(x) is not None
 
 
-def test_what_rounding_may_decide_is_no_misclassification() -> None:
-    """z_1 exceeds z_0 by one unit in the last place, which another order of summation may take away; or by 2^-10."""
+def test_difference_within_rounding_is_no_misclassification() -> None:
+    """z_1 exceeds z_0 by one unit in the last place, which another order of summation may remove; or by 2^-10."""
     net = nn.Linear(2, 2, bias=False)
     x = torch.full((1, 2), 0.5)
     for much, wrong in ((2.0**-22, False), (2.0**-10, True)):
@@ -200,7 +200,7 @@ def test_what_rounding_may_decide_is_no_misclassification() -> None:
 
 
 def test_a_counterexample_breaks_the_network_on_its_own() -> None:
-    """A network may round otherwise in a batch than on one image, as matrix products do."""
+    """A network may round differently on a batch than on one image, as matrix products do."""
 
     class Moody(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
@@ -244,16 +244,16 @@ def test_attacks_on_many_cases_take_a_quarter_of_the_time(monkeypatch: pytest.Mo
     assert sum(spent) <= 1
 
 
-def test_without_time_it_is_a_timeout() -> None:
+def test_zero_seconds_are_a_timeout() -> None:
     made = network(3, "residual")
     asked = asked_of(made.net, made.shape, 3)
     assert decide(made.net, made.shape, asked, seconds=0.0).verdict in ("timeout", "sat")
 
 
-def test_what_does_not_belong_together_is_refused() -> None:
-    with pytest.raises(UserError, match="about 2 inputs, but the network takes 3"):
+def test_property_of_another_network_is_refused() -> None:
+    with pytest.raises(UserError, match="has 2 inputs, but the network has 3"):
         decide(nn.Linear(3, 2), (3,), one([0, 0], [1, 1], [[1, 0]], [0]))
-    with pytest.raises(UserError, match="about 2 outputs"):
+    with pytest.raises(UserError, match="has 2 outputs"):
         decide(nn.Linear(2, 3), (2,), one([0, 0], [1, 1], [[1, 0]], [0]))
 
 

@@ -1,8 +1,8 @@
-"""Properties of a network: can its outputs be where a VNN-LIB file says? sat, unsat, or why that is not known.
+"""Decide whether a VNN-LIB property of a network is `sat` or `unsat`.
 
-Cheapest first: an attack on each case of the property, for at most a quarter of the time; then, case by case, bounds,
-branch and bound, and what time is left for a mixed integer program. `unsat` needs a proof for every case, `sat` one
-point, checked on the network itself.
+Methods run in order of cost: an attack on each case, for at most a quarter of the time; then, for each case, linear
+bounds, branch and bound, and a mixed integer program. `unsat` needs a proof for every case. `sat` needs one point, and
+the network is run on it.
 """
 
 from __future__ import annotations
@@ -30,75 +30,103 @@ Verdict = Literal["sat", "unsat", "unknown", "timeout"]
 
 @dataclass(frozen=True)
 class Finding:
+    """Result of `advibp.vnncomp.decide`.
+
+    Attributes:
+        verdict: "sat", "unsat", "unknown" or "timeout".
+        by: the method that found a counterexample: "attack", "bab" or "milp"; "" otherwise.
+        x: the counterexample (N,) if the verdict is "sat".
+        y: the network's outputs (K,) at x.
+    """
+
     verdict: Verdict
     by: str = ""
-    x: Tensor | None = None  # (N,), where it is sat
-    y: Tensor | None = None  # (K,), the outputs there
+    x: Tensor | None = None
+    y: Tensor | None = None
 
 
 def decide(
-    net: nn.Module, shape: tuple[int, ...], asked: Property, *, seconds: float = math.inf, real: bool = False
+    net: nn.Module, shape: tuple[int, ...], prop: Property, *, seconds: float = math.inf, real: bool = False
 ) -> Finding:
-    """net takes (B, *shape) to (B, K); shape has as many elements as the property has inputs.
+    """Decide whether a property of a network is `sat` or `unsat`.
 
-    `unsat` covers every evaluation of the network in its own type; with `real` it ignores rounding.
+    Args:
+        net: a network (B, *shape) -> (B, K).
+        shape: shape of one input. It has as many elements as the property has inputs.
+        prop: the property, from `advibp.vnncomp.read_vnnlib`.
+        seconds: time limit. It is checked between steps; the longest step computes linear bounds of the whole network.
+        real: prove `unsat` in real arithmetic, which ignores rounding. By default `unsat` covers every evaluation of
+            the network in its floating-point type.
 
-    The time is looked at between steps, of which the longest are linear bounds of a whole network.
+    Returns:
+        The verdict, with a counterexample if it is "sat".
+
+    Raises:
+        UserError: the property has another number of inputs or outputs than the network.
+
+    Example:
+        ```python
+        net = advibp.vnncomp.load_onnx("first.onnx")
+        prop = advibp.vnncomp.read_vnnlib("props/test-000000-eps-0.1.vnnlib")
+        result = advibp.vnncomp.decide(net, net.input_shape, prop, seconds=60)
+        print(result.verdict)
+        ```
     """
     check_types(net)
-    _check(net, shape, asked)
+    _check(net, shape, prop)
     deadline = time.monotonic() + seconds
     with full_precision():
-        middles = [torch.lerp(case.lower, case.upper, 0.5).view(shape) for case in asked.cases[:FEW]]
-        if middles:
-            check_function(net, torch.stack(middles).to(like(net).dtype), within=None)
-        attacked = time.monotonic() + seconds / 4
-        for case in asked.cases:  # the attack first: one point ends it all
-            x = falsify(_question(net, shape, case, real), seconds=attacked - time.monotonic())
+        centers = [torch.lerp(case.lower, case.upper, 0.5).view(shape) for case in prop.cases[:FEW]]
+        if centers:
+            check_function(net, torch.stack(centers).to(like(net).dtype), within=None)
+        attack_deadline = time.monotonic() + seconds / 4
+        for case in prop.cases:
+            x = falsify(_question(net, shape, case, real), seconds=attack_deadline - time.monotonic())
             if x is not None:
                 return _sat(net, x, "attack")
-            if time.monotonic() > attacked:
+            if time.monotonic() > attack_deadline:
                 break
         verdicts: set[Verdict] = set()
-        for case in asked.cases:
-            verdict, x, by = _answer(_question(net, shape, case, real), deadline)
+        for case in prop.cases:
+            verdict, x, by = _decide_case(_question(net, shape, case, real), deadline)
             if x is not None:
                 return _sat(net, x, by)
             verdicts.add(verdict)
     return Finding(next((verdict for verdict in ("timeout", "unknown") if verdict in verdicts), "unsat"))
 
 
-def _answer(question: Question, deadline: float) -> tuple[Verdict, Tensor | None, str]:
+def _decide_case(question: Question, deadline: float) -> tuple[Verdict, Tensor | None, str]:
+    """Return the verdict of one case, the counterexample if there is one, and the method that decided."""
     if time.monotonic() > deadline:
         return "timeout", None, ""
     try:
-        if _by_lines(question):
+        if _prove_by_crown(question):
             return "unsat", None, "crown"
         names = [name for name in complete_verifiers() if name in searches()]
-        for left, name in zip(range(len(names), 0, -1), names, strict=True):
-            answer = searches()[name](question, seconds=max(0.0, deadline - time.monotonic()) / left)
+        for remaining, name in zip(range(len(names), 0, -1), names, strict=True):  # share the remaining time
+            answer = searches()[name](question, seconds=max(0.0, deadline - time.monotonic()) / remaining)
             if answer.counterexample is not None:
                 return "sat", answer.counterexample, name
             if answer.robust:
                 return "unsat", None, name
         return ("unknown" if answer.in_time else "timeout"), None, ""
-    except UnsupportedOperation:  # a curved activation, which has no exact answer, or one without linear bounds
-        return ("unsat" if _by_intervals(question) else "unknown"), None, "ibp"
+    except UnsupportedOperation:  # an activation that is not piecewise linear, or an operation without linear bounds
+        return ("unsat" if _prove_by_ibp(question) else "unknown"), None, "ibp"
 
 
 @torch.no_grad()
-def _by_lines(question: Question) -> bool:
-    """Whether linear bounds exclude every conjunction."""
-    every = range(len(question.unsafe))
-    if all(question.linear_margin(k) > PROVED for k in every):
+def _prove_by_crown(question: Question) -> bool:
+    """Return whether linear bounds exclude every conjunction."""
+    conjunctions = range(len(question.unsafe))
+    if all(question.linear_margin(k) > PROVED for k in conjunctions):
         return True
     question.bounds.refine()
-    return all(question.linear_margin(k) > PROVED for k in every)
+    return all(question.linear_margin(k) > PROVED for k in conjunctions)
 
 
 @torch.no_grad()
-def _by_intervals(question: Question) -> bool:
-    """The same by intervals, which every operation has."""
+def _prove_by_ibp(question: Question) -> bool:
+    """Return whether interval bounds exclude every conjunction."""
     try:
         outputs = question.net(question.own_inputs)
     except UnsupportedOperation:
@@ -108,7 +136,7 @@ def _by_intervals(question: Question) -> bool:
         rows, offsets = rows.to(lower), offsets.to(lower)
         margins = rows.clamp(min=0) @ lower + rows.clamp(max=0) @ upper + offsets
         sizes = rows.abs() @ torch.maximum(lower.abs(), upper.abs()) + offsets.abs()
-        margins = margins - 2.0**-50 * (2 + rows.shape[1]) * sizes  # their own rounding
+        margins = margins - 2.0**-50 * (2 + rows.shape[1]) * sizes  # rounding errors of the margins
         if not any(margin > PROVED for margin in margins.tolist()):
             return False
     return True
@@ -124,17 +152,17 @@ def _sat(net: nn.Module, x: Tensor, by: str) -> Finding:
     return Finding("sat", by, x.flatten(), run_on_copy(net, x).flatten())
 
 
-def _check(net: nn.Module, shape: tuple[int, ...], asked: Property) -> None:
+def _check(net: nn.Module, shape: tuple[int, ...], prop: Property) -> None:
     inputs = math.prod(shape)
-    if inputs != asked.inputs:
+    if inputs != prop.inputs:
         raise UserError(
-            f"The property is about {asked.inputs} inputs, but the network takes {inputs} ({tuple(shape)}); they "
-            "do not belong together."
+            f"The property has {prop.inputs} inputs, but the network has {inputs} ({tuple(shape)}); give the property "
+            "of this network."
         )
     with torch.no_grad():
         outputs = net(like(net).new_zeros(1, *shape)).shape
-    if len(outputs) != 2 or outputs[1] != asked.outputs:
+    if len(outputs) != 2 or outputs[1] != prop.outputs:
         raise UserError(
-            f"The property is about {asked.outputs} outputs, but the network has shape {tuple(outputs[1:])}; they "
-            "do not belong together."
+            f"The property has {prop.outputs} outputs, but the network's output has shape {tuple(outputs[1:])}; give "
+            "the property of this network."
         )

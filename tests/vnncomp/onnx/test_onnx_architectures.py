@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 
 
 def acas() -> onnx.ModelProto:
-    """ACAS Xu: six layers of 50 neurons, the input normalized, biases apart from their matrices."""
+    """ACAS Xu: six layers of 50 neurons, a normalized input, MatMul and Add as separate nodes."""
     sizes = [5, *[50] * 6, 5]
     constants: dict[str, Any] = {"mean": weights(1, 1, 1, 5)}
     nodes = [node("Sub", "x mean", "s"), node("Flatten", "s", "r0", axis=1)]
@@ -37,7 +37,7 @@ def acas() -> onnx.ModelProto:
 
 
 def mnist() -> onnx.ModelProto:
-    """ERAN's ConvSmall on MNIST, which normalizes in front, and reshapes to what is right for a batch of 1 alone."""
+    """ERAN's ConvSmall on MNIST, with a normalization layer and a Reshape for a batch of 1."""
     constants = {
         "mean": weights(1) * 0 + 0.1307,
         "std": weights(1) * 0 + 0.3081,
@@ -78,7 +78,7 @@ class Block(nn.Module):
 
 
 def resnet(pool: nn.Module, **options: Any) -> onnx.ModelProto:
-    """ResNet-2B on CIFAR-10, by torch's older exporter."""
+    """ResNet-2B on CIFAR-10, exported with torch's older exporter."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         body = [nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), Block(8, 16), Block(16, 16), pool]
@@ -93,7 +93,7 @@ def resnet(pool: nn.Module, **options: Any) -> onnx.ModelProto:
 
 
 def mnist_fc() -> onnx.ModelProto:
-    """VNN-COMP's mnist_fc: images as columns, without a batch axis, and matrices on their left."""
+    """VNN-COMP's mnist_fc: images are columns without a batch axis, multiplied from the left."""
     sizes = [784, 64, 64, 10]
     constants: dict[str, Any] = {}
     nodes = []
@@ -107,7 +107,7 @@ def mnist_fc() -> onnx.ModelProto:
 
 
 def by_dynamo(kind: str) -> onnx.ModelProto:
-    """By torch's newer exporter, for batches of any size."""
+    """The same network, exported with torch's newer exporter and a dynamic batch size."""
     pytest.importorskip("onnxscript")
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -135,7 +135,7 @@ def by_dynamo(kind: str) -> onnx.ModelProto:
 
 
 def resnet_by_hand() -> onnx.ModelProto:
-    """The same with BatchNorm where it was, and an average over all pixels."""
+    """The same network with BatchNormalization nodes and global average pooling."""
     constants: dict[str, Any] = {"g": weights(10, 8), "h": weights(10)}
     for i, channels in enumerate((3, 8, 8)):
         constants |= {f"w{i}": weights(8, channels, 3, 3), f"v{i}": weights(8, seed=i) + 1}
@@ -201,7 +201,7 @@ def _check_bounds(net: advibp.vnncomp.onnx.OnnxNet, x: torch.Tensor) -> None:
         assert bool((margins >= lower - room).all())
 
 
-def test_acas_is_a_plain_network_again(tmp_path: Path) -> None:
+def test_acas_becomes_linear_layers_and_relus(tmp_path: Path) -> None:
     net = advibp.vnncomp.onnx.load(write(tmp_path, acas()))
     assert net.input_shape == (1, 1, 5)
     assert net.file_input_shape == (1, 1, 1, 5)

@@ -25,7 +25,7 @@ W, B = weights(2, 1, 3, 3), weights(2)
 
 
 def small() -> onnx.ModelProto:
-    """Something of everything."""
+    """Return a model with many different operators."""
     nodes = [
         node("Constant", "", "half", value=numpy_helper.from_array(np.float32(0.5))),
         node("Sub", "x half", "s"),
@@ -48,7 +48,7 @@ WHOLE = small().SerializeToString()
 
 
 def outcome(path: Path) -> str:
-    """ "read", or the sentence. Anything but a UserError goes through."""
+    """Return "read" or the message of the UserError. Other errors are raised."""
     try:
         net = advibp.vnncomp.onnx.load(path)
     except UserError as error:
@@ -173,7 +173,7 @@ def filled(shape: list[int]) -> onnx.ModelProto:
 
 
 def bomb() -> onnx.ModelProto:
-    """Each twice the last."""
+    """Return a model in which each value is twice as long as the one before."""
     nodes = [node("Concat", "x x" if i == 0 else f"c{i - 1} c{i - 1}", f"c{i}", axis=1) for i in range(60)]
     return model((1, 3), [*nodes, node("Relu", "c59", "y")])
 
@@ -215,13 +215,13 @@ WRONG: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
         "second output",
     ),
     "constant output": (lambda: model((1, 3), [node("Identity", "c", "y")], {"c": weights(3)}), "does not depend"),
-    "twice the same name": (lambda: model((1, 3), [node("Relu", "x", "x")]), "no output of its own"),
+    "twice the same name": (lambda: model((1, 3), [node("Relu", "x", "x")]), "name of another value"),
     "wrong channels": (lambda: one("Conv", inputs="x w", w=weights(2, 2, 3, 3)), "Conv_y"),
     "wrong bias": (lambda: one("Conv", inputs="x w b", w=W, b=weights(5)), "Conv_y"),
     "wrong matrix": (lambda: one("MatMul", (1, 3), "x w", w=weights(4, 4)), "MatMul_y"),
     "wrong statistics": (
         lambda: one("BatchNormalization", inputs="x b b b b", b=weights(3)),
-        "per channel",
+        "expected (1, C, ...)",
     ),
     "training": (lambda: one("BatchNormalization", inputs="x b b b b", b=weights(1), training_mode=1), "evaluation"),
     "wrong type of attribute": (lambda: one("Conv", inputs="x w", w=W, group=2.5), "'group'"),
@@ -240,7 +240,7 @@ WRONG: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "huge kernel": (lambda: one("MaxPool", (1, 1, 4096, 4096), kernel_shape=[2048, 2048]), "MaxPool_y"),
     "dilated in the border": (
         lambda: one("MaxPool", (1, 1, 2, 2), kernel_shape=[2, 1], dilations=[3, 1], pads=[1, 0, 1, 0]),
-        "no maximum",
+        "only padding",
     ),
     "same with dilations": (
         lambda: one("MaxPool", kernel_shape=[2, 2], dilations=[2, 2], auto_pad="SAME_UPPER"),
@@ -264,7 +264,7 @@ WRONG: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_refused(name: str, tmp_path: Path) -> None:
+def test_unsupported_files_are_refused(name: str, tmp_path: Path) -> None:
     make, word = WRONG[name]
     path = write(tmp_path, make())
     with pytest.raises(UserError) as caught:
@@ -275,11 +275,11 @@ def test_what_is_refused(name: str, tmp_path: Path) -> None:
     assert "\n" not in said
 
 
-def test_weights_that_are_used_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of a gigabyte would do it, by a thousand layers of the same weights."""
-    monkeypatch.setattr("advibp.vnncomp.onnx.torch_program.MOST_WEIGHTS", 100)
+def test_weights_count_once_per_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file with a thousand layers that share their weights could otherwise exhaust the memory."""
+    monkeypatch.setattr("advibp.vnncomp.onnx.torch_program.MAX_WEIGHTS", 100)
     nodes = [node("Gemm", "x w", "a"), node("Gemm", "a w", "b"), node("Gemm", "b w", "y")]
-    with pytest.raises(UserError, match="as often as it is used"):
+    with pytest.raises(UserError, match="once per use"):
         advibp.vnncomp.onnx.load(write(tmp_path, model((1, 6), nodes, {"w": weights(6, 6)})))
 
 
@@ -304,12 +304,12 @@ def test_weights_beside_the_file_are_read(tmp_path: Path) -> None:
     ["missing.bin", "../weights.bin", "/etc/hostname", "link.bin", "", ".", "a\0b", "x" * 5000],
     ids=["missing", "above", "absolute", "link", "none", "folder", "zero", "long"],
 )
-def test_weights_elsewhere_are_not(location: str, tmp_path: Path) -> None:
+def test_external_weights_in_other_folders_are_refused(location: str, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     (tmp_path / "weights.bin").write_bytes(W.astype("<f4").tobytes())
     (folder / "link.bin").symlink_to(tmp_path / "weights.bin")
-    with pytest.raises(UserError, match="no file in the folder"):
+    with pytest.raises(UserError, match="not a file in the folder"):
         advibp.vnncomp.onnx.load(write(folder, kept_outside(location)))
 
 

@@ -35,7 +35,7 @@ class Case:
 
 
 def one(op: str, shape: Sequence[int | str], inputs: str = "x", opset: int = 17, **rest: Any) -> Case:
-    """One node; keywords are its attributes and, if they are no attribute's name but an input's, its constants."""
+    """Return a case with one node. Keywords that name an input are constants, all others are attributes."""
     constants = {name: rest.pop(name) for name in inputs.split() if name in rest}
     linear = rest.pop("linear", True)
     return Case(shape, [node(op, inputs, "y", **rest)], constants, opset, linear)
@@ -205,7 +205,7 @@ def images(net: advibp.vnncomp.onnx.OnnxNet, count: int = 3, seed: int = 0) -> t
 
 
 @each
-def test_a_batch_is_what_onnxruntime_makes_of_each_image(name: str, tmp_path: Path) -> None:
+def test_batch_equals_onnxruntime_on_each_image(name: str, tmp_path: Path) -> None:
     path = write(tmp_path, built(name))
     net = advibp.vnncomp.onnx.load(path)
     x = images(net)
@@ -216,7 +216,7 @@ def test_a_batch_is_what_onnxruntime_makes_of_each_image(name: str, tmp_path: Pa
 
 @pytest.mark.parametrize("opset", [7, 10, 13, 21])
 def test_it_is_the_same_in_other_opsets(opset: int, tmp_path: Path) -> None:
-    """In all of them in which onnxruntime knows it in this form."""
+    """Only opsets in which onnxruntime supports this form of the node."""
     same = 0
     for name, case in CASES.items():
         path = write(tmp_path, model(case.shape, case.nodes, case.constants, opset=opset))
@@ -247,7 +247,7 @@ def test_float64_and_copies(name: str, tmp_path: Path) -> None:
 
 
 @each
-def test_sets_hold_their_points(name: str, tmp_path: Path) -> None:
+def test_bounds_contain_sampled_points(name: str, tmp_path: Path) -> None:
     net = advibp.vnncomp.onnx.load(write(tmp_path, built(name))).double()
     box = Box.ball(images(net).double(), 0.3, within=None)
     generator = torch.Generator().manual_seed(1)
@@ -264,26 +264,26 @@ def test_sets_hold_their_points(name: str, tmp_path: Path) -> None:
         assert bool((outputs <= bounds.upper + 1e-9).all())
 
 
-def test_weights_that_are_listed_as_inputs_are_none(tmp_path: Path) -> None:
+def test_weights_that_are_listed_as_inputs(tmp_path: Path) -> None:
     path = write(tmp_path, built("gemm", listed=True))
     net = advibp.vnncomp.onnx.load(path)
     assert close(net(images(net)), by_onnxruntime(path, images(net), (1, 6)))
 
 
-def test_a_bias_that_was_taken_apart_is_put_back(tmp_path: Path) -> None:
+def test_matmul_and_add_become_one_linear_layer(tmp_path: Path) -> None:
     net = advibp.vnncomp.onnx.load(write(tmp_path, built("matmul and add")))
     assert len(net.steps) == 1
     assert net(Box.ball(images(net), 0.1, within=None)).elided
 
 
-def test_a_sum_that_is_used_twice_is_left_apart(tmp_path: Path) -> None:
+def test_matmul_that_is_used_twice_is_not_fused(tmp_path: Path) -> None:
     nodes = [node("MatMul", "x w", "m"), node("Add", "m b", "a"), node("Add", "a m", "y")]
     path = write(tmp_path, model((1, 6), nodes, {"w": weights(6, 4), "b": B}))
     net = advibp.vnncomp.onnx.load(path)
     assert close(net(images(net)), by_onnxruntime(path, images(net), (1, 6)))
 
 
-def test_what_nobody_asks_for_is_left_out(tmp_path: Path) -> None:
+def test_unused_nodes_are_removed(tmp_path: Path) -> None:
     nodes = [node("Relu", "x", "y"), node("Neg", "x", "z")]
     assert len(advibp.vnncomp.onnx.load(write(tmp_path, model((1, 6), nodes))).steps) == 1
 
@@ -302,8 +302,8 @@ def test_inputs_of_another_shape_are_refused(tmp_path: Path) -> None:
 
 @settings(max_examples=40)
 @given(data=st.data())
-def test_windows_are_onnxruntimes(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Convolutions and pools of any geometry."""
+def test_random_windows_equal_onnxruntime(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Convolutions and pooling with any kernel, stride, dilation and padding."""
     op = data.draw(st.sampled_from(["Conv", "MaxPool", "AveragePool"]))
     size, kernel, stride = (tuple(data.draw(st.integers(1, most)) for _ in "hw") for most in (8, 4, 3))
     options: dict[str, Any] = {"kernel_shape": list(kernel), "strides": list(stride)}

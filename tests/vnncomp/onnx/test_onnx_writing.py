@@ -22,7 +22,7 @@ SPECS = {"dm-small": "dm-small", "a": "a", "BatchNorm": "Conv 4 3x3+2p1 BN, FC 2
 
 
 def built(spec: str) -> nn.Module:
-    """With statistics and biases that are something, and a layer that normalizes."""
+    """Build a network with a normalization layer and random statistics and biases."""
     net = nets.build(SPECS[spec], mean=0.1, std=0.3, seed=0)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -65,7 +65,7 @@ def test_the_newer_exporter_too(spec: str, tmp_path: Path, monkeypatch: pytest.M
     assert str(Path(__file__).parent).encode() not in path.read_bytes()
 
 
-def test_what_was_read_can_be_written(tmp_path: Path) -> None:
+def test_loaded_network_can_be_saved(tmp_path: Path) -> None:
     net = built("residual")
     advibp.vnncomp.onnx.save(net, tmp_path / "a.onnx", (1, 28, 28))
     advibp.vnncomp.onnx.save(advibp.vnncomp.onnx.load(tmp_path / "a.onnx"), tmp_path / "b.onnx", (1, 28, 28))
@@ -84,7 +84,9 @@ class Moody(nn.Linear):
 
 
 @pytest.mark.parametrize(("kind", "word"), [(Chance, "differ"), (Moody, "not today")])
-def test_what_can_not_be_written_is_not(kind: type[nn.Linear], word: str, tmp_path: Path) -> None:
+def test_network_that_onnxruntime_cannot_reproduce_is_not_saved(
+    kind: type[nn.Linear], word: str, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=word):
         advibp.vnncomp.onnx.save(kind(3, 2), tmp_path / "net.onnx", (3,))
     assert not list(tmp_path.iterdir())
@@ -105,7 +107,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return here / "run"
 
 
-def test_the_command_says_what_it_wrote(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_what_it_saved(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "net.onnx"
     assert call(f"export {run} --onnx {path}") == 0
     said = capsys.readouterr().out
@@ -115,7 +117,7 @@ def test_the_command_says_what_it_wrote(run: Path, tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("command", ["export {run}", "export no --onnx a.onnx", "export {run} --onnx no/such/a.onnx"])
-def test_mistakes_are_told_in_one_line(command: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_messages_are_one_line(command: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert call(command.format(run=run)) == 2
     said = capsys.readouterr().err

@@ -191,7 +191,7 @@ def text_of(tree: Any) -> str:
 
 
 def value(tree: Any, at: dict[str, float]) -> Any:
-    """What a tree is worth at a point; a tie between variables is no example, for it is rounded."""
+    """Evaluate a tree at a point. Ties between variables are rejected, because rounding decides them."""
     if not isinstance(tree, tuple):
         return {"true": True, "false": False, **at}[tree] if isinstance(tree, str) else tree
     head, *rest = tree
@@ -229,7 +229,7 @@ def test_a_point_is_inside_exactly_if_the_formula_holds_there(
     comment=st.text(max_size=20),
     name=st.sampled_from(["a.vnnlib", "a.vnnlib.gz"]),
 )
-def test_what_is_written_is_read_to_the_last_bit(
+def test_write_then_read_is_exact(
     ends: list[tuple[float, float]], classes: int, label: int, comment: str, name: str, tmp_path: Path
 ) -> None:
     assume(label < classes)
@@ -270,7 +270,7 @@ def test_a_large_image_is_flattened_in_order(tmp_path: Path) -> None:
         (torch.zeros(2), torch.ones(2), -1),
     ],
 )
-def test_what_is_no_box_or_label_is_not_written(lower: Tensor, upper: Tensor, label: int, tmp_path: Path) -> None:
+def test_invalid_box_or_label_is_not_written(lower: Tensor, upper: Tensor, label: int, tmp_path: Path) -> None:
     with pytest.raises(UserError):
         vnnlib_file.write(tmp_path / "a.vnnlib", lower, upper, label, 10)
     assert not list(tmp_path.iterdir())
@@ -291,13 +291,13 @@ SMALL = BOUNDED + "; a comment\n(assert (or (and (<= Y_0 (* 2 Y_1))) (not (= Y_2
     [
         ("(declare-const X_0 Real)", 1, "twice"),
         ("(declare-const X_3 Real)", None, "X_2 is not declared"),
-        ("(declare-const X_00 Real)", 1, "no variable"),
-        ("(declare-const X_" + "9" * 5000 + " Real)", 1, "no variable"),
-        ("(declare-const Z Real)", 1, "no variable"),
+        ("(declare-const X_00 Real)", 1, "not a variable"),
+        ("(declare-const X_" + "9" * 5000 + " Real)", 1, "not a variable"),
+        ("(declare-const Z Real)", 1, "not a variable"),
         ("(declare-const X_2 Int)", 1, "form"),
         ("(declare-fun X_2 Real)", 1, "form"),
         ("(declare-const)", 1, "form"),
-        ("(declare-const (X_2) Real)", 1, "no variable"),
+        ("(declare-const (X_2) Real)", 1, "not a variable"),
         ("(assert (or\n(<= Y_0 Y_1)\n(<= Y_0 Y_7)))", 3, "'Y_7' is neither"),
         ("\n(assert (<= X_0 1e999))", 2, "finite"),
         ("(assert (<= X_0 (* 1e300 1e300)))", 1, "finite"),
@@ -307,8 +307,8 @@ SMALL = BOUNDED + "; a comment\n(assert (or (and (<= Y_0 (* 2 Y_1))) (not (= Y_2
         ("(assert (<= X_0 (/ 1 0)))", 1, "division"),
         ("(assert (<= Y_0 (/ 1 Y_1)))", 1, "division"),
         ("(assert (<= (* Y_0 Y_1) 0))", 1, "product"),
-        ("(assert (<= X_0 X_1))", 1, "X_0 is related to X_1"),
-        ("(assert (<= Y_0 X_1))", 1, "X_1 is related to Y_0"),
+        ("(assert (<= X_0 X_1))", 1, "X_0 is compared with X_1"),
+        ("(assert (<= Y_0 X_1))", 1, "X_1 is compared with Y_0"),
         ("(assert (<= Y_0))", 1, "takes numbers and variables"),
         ("(assert (<= Y_0 (<= Y_0 Y_1)))", 1, "takes numbers and variables"),
         ("(assert (and Y_0))", 1, "formulas"),
@@ -317,18 +317,18 @@ SMALL = BOUNDED + "; a comment\n(assert (or (and (<= Y_0 (* 2 Y_1))) (not (= Y_2
         ("(assert (not))", 1, "one formula"),
         ("(assert (and ()))", 1, "()"),
         ("(assert (-))", 1, "takes numbers"),
-        ("(assert (=> (<= Y_0 0) (<= Y_1 0)))", 1, "no operator"),
+        ("(assert (=> (<= Y_0 0) (<= Y_1 0)))", 1, "not an operator"),
         ("(assert ((<= Y_0 0)))", 1, "follows"),
         ("((assert (<= Y_0 0)))", 1, "follows"),
-        ("(define-fun f () Real 1)", 1, "no command"),
-        ("()", 1, "no command"),
+        ("(define-fun f () Real 1)", 1, "not a command"),
+        ("()", 1, "not a command"),
         ("assert", 1, "outside"),
-        ("\n\n)", 3, "closes nothing"),
-        ('(set-info "a)', 1, "partner"),
+        ("\n\n)", 3, "no matching"),
+        ('(set-info "a)', 1, "never closed"),
         ("(assert (<= Y_0\n 0)", 1, "never closed"),
     ],
 )
-def test_refusals_name_the_line_and_the_reason(
+def test_error_messages_have_line_and_reason(
     read: Callable[[str], Property], text: str, line: int | None, said: str
 ) -> None:
     with pytest.raises(UserError) as refused:
@@ -406,7 +406,7 @@ def test_nesting_that_is_not_too_deep_is_read(read: Callable[[str], Property]) -
 
 
 @pytest.mark.parametrize("form", ["(assert (and {}))", "(assert (not (or {})))", "{}"])
-def test_a_bomb_of_disjunctions_is_refused(read: Callable[[str], Property], form: str) -> None:
+def test_exponentially_long_disjunction_is_refused(read: Callable[[str], Property], form: str) -> None:
     either = {"{}": "(assert (or (<= Y_0 0) (<= Y_1 0)))", "(assert (not (or {})))": "(and (<= Y_0 0) (<= Y_1 0))"}
     bomb = form.format(either.get(form, "(or (<= Y_0 0) (<= Y_1 0))") * 40)
     with pytest.raises(UserError, match="terms"):
@@ -439,7 +439,7 @@ def test_files_that_are_no_text_or_no_files_are_refused(tmp_path: Path, monkeypa
     for missing in (tmp_path, tmp_path / "no.vnnlib"):
         with pytest.raises(UserError, match="can't be read"):
             vnnlib_file.read(str(missing))
-    monkeypatch.setattr(vnnlib_file, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(vnnlib_file, "_MAX_BYTES", 1000)
     path.write_bytes(gzip.compress(b" " * 1001))
     with pytest.raises(UserError, match="MB"):
         vnnlib_file.read(path)

@@ -1,4 +1,4 @@
-"""Networks as ONNX files: read any that bounds can be computed of, write ours. Needs the extra advibp[onnx]."""
+"""Load and save networks as ONNX files. Needs the extra `advibp[onnx]`."""
 
 from advibp.vnncomp.onnx.conversion import load
 from advibp.vnncomp.onnx.onnx_net import OnnxNet

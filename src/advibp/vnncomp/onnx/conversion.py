@@ -1,4 +1,4 @@
-"""From a file to a network: each node is computed if it is constant, and becomes torch calls if it is not."""
+"""Convert an ONNX file to a module: constant nodes are computed now, all others become torch calls."""
 
 from __future__ import annotations
 
@@ -8,28 +8,43 @@ from pathlib import Path
 import torch
 
 from advibp.errors import UserError
-from advibp.vnncomp.onnx.arranging import arranged
 from advibp.vnncomp.onnx.folding import Folding
 from advibp.vnncomp.onnx.onnx_file import read
-from advibp.vnncomp.onnx.onnx_graph import Graph, Node, shown
-from advibp.vnncomp.onnx.onnx_limits import MOST_AXES
+from advibp.vnncomp.onnx.onnx_graph import Graph, Node, quoted
+from advibp.vnncomp.onnx.onnx_limits import MAX_AXES
 from advibp.vnncomp.onnx.onnx_net import OnnxNet
-from advibp.vnncomp.onnx.operations import lowered
+from advibp.vnncomp.onnx.operations import lower_node
+from advibp.vnncomp.onnx.simplification import simplify_calls
 from advibp.vnncomp.onnx.torch_program import Operand, Program, Value
 
 
 def load(path: str | os.PathLike[str]) -> OnnxNet:
-    """The network of an ONNX file with one input and one output; its outputs are flattened to (B, K).
+    """Load a network from an ONNX file with one input and one output. Also: `advibp.vnncomp.load_onnx`.
 
-    What the file says of a batch of 1 is done to each image of a batch. It may be a stranger's: it runs no code, and
-    whatever is wrong with it is a UserError.
+    The file may come from an untrusted source: no code from the file is run. The network accepts any batch size,
+    whatever batch size the file was exported with. Needs the extra `advibp[onnx]`.
+
+    Args:
+        path: an .onnx file. External weights must be in the same folder.
+
+    Returns:
+        The network in evaluation mode: (B, *net.input_shape) -> (B, K). Outputs are flattened to one axis.
+
+    Raises:
+        UserError: the file is missing or damaged, or uses an operator that is not supported.
+
+    Example:
+        ```python
+        net = advibp.vnncomp.load_onnx("first.onnx")
+        logits = net(torch.rand(8, *net.input_shape))
+        ```
     """
     path = Path(path)
     try:
         return _net(read(path))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error.__cause__
-    except Exception as error:  # there are more ways to damage a file than we know
+    except Exception as error:  # a damaged file can fail in many ways
         raise UserError(f"{path}: the file can't be read ({_first_line(error)}); export it again.") from error
 
 
@@ -37,14 +52,14 @@ def _net(graph: Graph) -> OnnxNet:
     program = Program(graph.shape, graph.dtype)
     output = _output(graph, program)
     net = OnnxNet(
-        arranged(program.calls, output.number),
+        simplify_calls(program.calls, output.number),
         output,
         input_name=graph.input,
         output_name=graph.output,
         file_input_shape=graph.shape,
     )
     try:
-        with torch.no_grad():  # on numbers, too, before anyone relies on it
+        with torch.no_grad():  # so far the calls were tried on the meta device only
             net(torch.zeros(1, *net.input_shape, dtype=graph.dtype))
     except Exception as error:
         raise UserError(f"the network can't be run ({_first_line(error)}); export it again.") from error
@@ -52,47 +67,51 @@ def _net(graph: Graph) -> OnnxNet:
 
 
 def _output(graph: Graph, program: Program) -> Value:
-    """Add the graph's nodes to the program; the value of its output, (B, K)."""
+    """Add all nodes to the program and return the value of the output, (B, K)."""
     values: dict[str, Operand] = {**graph.constants, graph.input: program.input}
-    folding, seconds = Folding(), dict[str, Node]()
+    folding, extra_outputs = Folding(), dict[str, Node]()
     for node in graph.nodes:
-        operands = [_operand(node, name, values, seconds) for name in node.inputs]
-        made = _made(node, operands, program, folding)
+        operands = [_operand(node, name, values, extra_outputs) for name in node.inputs]
+        result = _convert(node, operands, program, folding)
         if not node.outputs or node.outputs[0] in values:
-            node.refuse("has no output of its own; the file is damaged, export it again.")
-        values[node.outputs[0]] = made
-        seconds.update(dict.fromkeys(filter(None, node.outputs[1:]), node))
+            node.refuse("has no output, or one with the name of another value; export the network again.")
+        values[node.outputs[0]] = result
+        extra_outputs.update(dict.fromkeys(filter(None, node.outputs[1:]), node))
     last = Node("output", graph.output)
-    output = _operand(last, graph.output, values, seconds)
+    output = _operand(last, graph.output, values, extra_outputs)
     if not isinstance(output, Value):
         raise UserError("the output does not depend on the input; export the network again.")
-    return program.reshape(last, output, (1, torch.Size(output.rows).numel()))
+    return program.reshape(last, output, (1, torch.Size(output.item_shape).numel()))
 
 
-def _operand(node: Node, name: str, values: dict[str, Operand], seconds: dict[str, Node]) -> Operand:
-    if name in seconds:
-        node.refuse(f"uses {shown(name)}, a second output of {seconds[name]}, which is not read; export it without.")
+def _operand(node: Node, name: str, values: dict[str, Operand], extra_outputs: dict[str, Node]) -> Operand:
+    """Return the value of one input of a node; None if the input is omitted."""
+    if name in extra_outputs:
+        node.refuse(
+            f"uses {quoted(name)}, the second output of {extra_outputs[name]}; only first outputs are supported."
+        )
     if name and name not in values:
-        node.refuse(f"uses {shown(name)}, which nothing before it makes; the file is damaged, export it again.")
+        node.refuse(f"uses {quoted(name)}, which no earlier node computes; the file is damaged, export it again.")
     return values[name] if name else None
 
 
-def _made(node: Node, operands: list[Operand], program: Program, folding: Folding) -> Operand:
+def _convert(node: Node, operands: list[Operand], program: Program, folding: Folding) -> Operand:
+    """Compute a constant node, or add the calls of any other node to the program."""
     while operands and operands[-1] is None:
         operands.pop()
     constant = not any(isinstance(operand, Value) for operand in operands)
     try:
-        if node.op in ("Shape", "Size") or (constant and folding.knows(node)):
-            made: Operand = folding.run(node, operands)
+        if node.op in ("Shape", "Size") or (constant and folding.supports(node)):
+            result: Operand = folding.run(node, operands)
         else:
-            made = lowered(program, node, operands)
+            result = lower_node(program, node, operands)
     except UserError:
         raise
-    except Exception as error:  # torch has many ways to say that shapes or types do not fit
-        raise UserError(f"{node} can't be computed ({_first_line(error)}); export it again.") from error
-    if len(made.shape if made is not None else ()) > MOST_AXES:
-        node.refuse(f"makes more than {MOST_AXES} axes; export it with fewer.")
-    return made
+    except Exception as error:  # torch raises various types if shapes or dtypes do not match
+        raise UserError(f"{node} can't be computed ({_first_line(error)}); export the network again.") from error
+    if len(result.shape if result is not None else ()) > MAX_AXES:
+        node.refuse(f"has a result with more than {MAX_AXES} axes; export the network with fewer.")
+    return result
 
 
 def _first_line(error: Exception) -> str:

@@ -1,7 +1,7 @@
-"""Nodes whose inputs are all constants: computed once, when a file is read.
+"""Constant folding: compute nodes whose inputs are all constants while the file is loaded.
 
-Exporters write shapes as small computations (Shape, Gather, Concat, Reshape), and weights that are transposed. A result
-is made only after it was seen to be small enough.
+Exporters write shapes as small computations (Shape, Gather, Concat, Reshape) and may transpose weights. The size of
+each result is checked before it is computed.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ from torch import Tensor
 from advibp.vnncomp.onnx import shapes
 from advibp.vnncomp.onnx.onnx_file import TYPES
 from advibp.vnncomp.onnx.onnx_graph import Node, Shape
-from advibp.vnncomp.onnx.onnx_limits import MOST_ELEMENTS
+from advibp.vnncomp.onnx.onnx_limits import MAX_ELEMENTS
 from advibp.vnncomp.onnx.torch_program import Operand
 
-Fold = Callable[..., Tensor]  # (node, *constants), of which those that were left out are None
+Fold = Callable[..., Tensor]  # (node, *constants); an omitted constant is None
 
 
 class Folding:
-    """Computes constants, up to a number of elements in all."""
+    """Computes constant nodes; all results together have at most MAX_ELEMENTS elements."""
 
     def __init__(self) -> None:
-        self._left = MOST_ELEMENTS
+        self._remaining = MAX_ELEMENTS
 
-    def knows(self, node: Node) -> bool:
+    def supports(self, node: Node) -> bool:
         return node.op in _FOLDS
 
     def run(self, node: Node, operands: Sequence[Operand]) -> Tensor:
-        """The node's result. Shape and Size have one for a value that depends on the input, too."""
+        """Return the node's result. Shape and Size also accept values that depend on the network's input."""
         self._spend(node, 1 if node.op in ("Constant", "Shape", "Size") else _elements(node, operands))
         return _FOLDS[node.op](node, *operands)
 
     def _spend(self, node: Node, count: int) -> None:
-        self._left -= count
-        if self._left < 0:
-            node.refuse(f"is constant, and all such have more than {MOST_ELEMENTS:,} numbers; smaller files are read.")
+        self._remaining -= count
+        if self._remaining < 0:
+            node.refuse(f"is constant, and constant nodes have more than {MAX_ELEMENTS:,} elements in total: too many.")
 
 
 def _elements(node: Node, operands: Sequence[Operand]) -> int:
-    """At most so many numbers, or multiplications, a result takes."""
+    """Return an upper bound of the elements of the result and of the multiplications it takes."""
     sizes = [tuple(operand.shape) for operand in operands if operand is not None]
     if node.op in ("ConstantOfShape", "Expand"):
-        wanted = node.whole(operands[-1], "shape")
-        if any(size < 0 for size in wanted):
-            node.refuse(f"makes a constant of shape {wanted}; the file is damaged, export it again.")
-        return math.prod(torch.broadcast_shapes(wanted, *sizes[:-1]))
+        shape = node.integers_of(operands[-1], "shape")
+        if any(size < 0 for size in shape):
+            node.refuse(f"has a constant of shape {shape}; the file is damaged, export it again.")
+        return math.prod(torch.broadcast_shapes(shape, *sizes[:-1]))
     if node.op == "MatMul":
         if any(len(shape) > 2 for shape in sizes):
-            node.refuse("multiplies constants of more than two axes, which is not read; export it again.")
+            node.refuse("multiplies constants with more than two axes, which is not supported.")
         return math.prod(sizes[0]) * math.prod(sizes[1][-1:])
     if node.op in ("Add", "Sub", "Mul", "Div", "Pow"):
         return math.prod(torch.broadcast_shapes(*sizes))
@@ -63,10 +63,10 @@ def _elements(node: Node, operands: Sequence[Operand]) -> int:
 
 def _constant(node: Node) -> Tensor:
     names = ("value", "value_int", "value_ints", "value_float", "value_floats")
-    given = [node.attributes[name] for name in names if name in node.attributes]
-    if len(given) != 1:
-        node.refuse("holds no number or tensor of the kinds that are read; export it again.")
-    value = given[0]
+    values = [node.attributes[name] for name in names if name in node.attributes]
+    if len(values) != 1:
+        node.refuse("has no number or tensor of a supported type; export the network again.")
+    value = values[0]
     if isinstance(value, Tensor):
         return value
     numbers = value if isinstance(value, tuple) else (value,)
@@ -87,21 +87,21 @@ def _size(node: Node, value: Any) -> Tensor:
 def _cast(node: Node, value: Tensor) -> Tensor:
     kind = TYPES.get(node.integer("to", 0))
     if kind is None:
-        node.refuse("turns a constant into a type that is not read; export the network in float32.")
+        node.refuse("casts a constant to a type that is not supported; export the network in float32.")
     return value.to(getattr(torch, kind))
 
 
 def _constant_of_shape(node: Node, shape: Tensor) -> Tensor:
     value = node.attributes.get("value", torch.zeros(1))
-    return value.reshape(()).expand(node.whole(shape, "shape")).contiguous()
+    return value.reshape(()).expand(node.integers_of(shape, "shape")).contiguous()
 
 
 def _expand(node: Node, value: Tensor, shape: Tensor) -> Tensor:
-    return value.expand(torch.broadcast_shapes(value.shape, node.whole(shape, "shape"))).contiguous()
+    return value.expand(torch.broadcast_shapes(value.shape, node.integers_of(shape, "shape"))).contiguous()
 
 
 def _reshaping(target: Callable[..., Shape]) -> Fold:
-    return lambda node, value, *how: value.reshape(target(node, tuple(value.shape), *how))
+    return lambda node, value, *arguments: value.reshape(target(node, tuple(value.shape), *arguments))
 
 
 def _transpose(node: Node, value: Tensor) -> Tensor:
@@ -113,16 +113,15 @@ def _concat(node: Node, *parts: Tensor) -> Tensor:
 
 
 def _slice(node: Node, value: Tensor, *limits: Operand) -> Tensor:
-    for axis, taken in shapes.ranges(node, tuple(value.shape), *limits).items():
-        value = value.index_select(axis, shapes.indices(taken))
+    for axis, selected in shapes.ranges(node, tuple(value.shape), *limits).items():
+        value = value.index_select(axis, shapes.indices(selected))
     return value
 
 
 def _gather(node: Node, value: Tensor, indices: Tensor) -> Tensor:
     axis = node.axis(node.integer("axis", 0), value.dim())
-    taken, layout = shapes.positions(node, value.shape[axis], indices)
-    found = value.index_select(axis, taken)
-    return found.reshape((*value.shape[:axis], *layout, *value.shape[axis + 1 :]))
+    selected, layout = shapes.positions(node, value.shape[axis], indices)
+    return value.index_select(axis, selected).reshape((*value.shape[:axis], *layout, *value.shape[axis + 1 :]))
 
 
 def _div(node: Node, a: Tensor, b: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The table of operations: what each does to a value that depends on the input. The rows are in the modules below."""
+"""The table of supported ONNX operators. Each entry adds the torch calls of one operator to a program."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from advibp.vnncomp.onnx.onnx_graph import Node, shown
+from advibp.vnncomp.onnx.onnx_graph import Node, quoted
 from advibp.vnncomp.onnx.torch_program import Operand, Program, Value
 
 Lowering = Callable[..., Value]  # (program, node, *operands)
+
+SUMS_OVER_BATCH = "sums over the batch axis, which is not supported."
+PRODUCT_OF_VALUES = "multiplies two values that depend on the input, which has no bounds; use constant factors."
+WINDOW_IN_PADDING = "has windows that contain only padding; export it with less padding."
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ OPERATIONS: dict[str, Operation] = {}
 
 
 def operation(names: str, attributes: str = "") -> Callable[[Lowering], Lowering]:
-    """Register what these operations become. Attributes that are not named are refused: they would change something."""
+    """Register a function for these operators. Nodes with attributes that are not listed are refused."""
 
     def register(lower: Lowering) -> Lowering:
         for name in names.split():
@@ -32,27 +36,27 @@ def operation(names: str, attributes: str = "") -> Callable[[Lowering], Lowering
     return register
 
 
-def lowered(program: Program, node: Node, operands: Sequence[Operand]) -> Value:
-    """The node's first result, by calls that are added to the program."""
-    found = OPERATIONS.get(node.op)
-    if found is None:
-        node.refuse(f"is of a kind that is not read; those that are: {', '.join(sorted(OPERATIONS))}.")
-    unknown = sorted(node.attributes.keys() - found.attributes)
+def lower_node(program: Program, node: Node, operands: Sequence[Operand]) -> Value:
+    """Add the calls of a node to the program and return the node's first result."""
+    entry = OPERATIONS.get(node.op)
+    if entry is None:
+        node.refuse(f"is not a supported operator; supported are {', '.join(sorted(OPERATIONS))}.")
+    unknown = sorted(node.attributes.keys() - entry.attributes)
     if unknown:
-        node.refuse(f"has the attribute {shown(unknown[0])}, which is not known here; export it without.")
+        node.refuse(f"has the attribute {quoted(unknown[0])}, which is not supported; export the network without it.")
     try:
-        inspect.signature(found.lower).bind(program, node, *operands)
+        inspect.signature(entry.lower).bind(program, node, *operands)
     except TypeError:
-        node.refuse(f"has {len(operands)} inputs, more or fewer than it may have; the file is damaged.")
-    return found.lower(program, node, *operands)
+        node.refuse(f"has {len(operands)} inputs, too many or too few; the file is damaged, export it again.")
+    return entry.lower(program, node, *operands)
 
 
 def dynamic(node: Node, operand: Operand) -> Value:
-    """The operand that has to be the one that depends on the input."""
+    """Return an operand that must depend on the network's input."""
     if not isinstance(operand, Value):
-        node.refuse("takes its first input from the network's, but here it is constant or missing; export it again.")
+        node.refuse("needs an input that depends on the network's input, but it is constant or missing.")
     return operand
 
 
-# Last: they register themselves here.
+# Imported last, because these modules register their operators in the table above.
 from advibp.vnncomp.onnx import affine, pointwise, pooling, shaping  # noqa: E402, F401

@@ -1,4 +1,4 @@
-"""A network of ours as an ONNX file, which another program has run before it is written."""
+"""Save a network as an ONNX file after onnxruntime has reproduced its outputs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,25 @@ from torch import Tensor, nn
 from advibp.errors import UserError
 from advibp.execution.own_copy import copied, run_on_copy
 from advibp.storage.checkpoint import write_atomically
-from advibp.vnncomp.onnx.onnx_limits import MOST_BYTES
+from advibp.vnncomp.onnx.onnx_limits import MAX_BYTES, MISSING_PACKAGES
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
 INPUT, OUTPUT, BATCH = "input", "output", "batch"
-TOLERANCE = 1e-5  # of the largest output
+TOLERANCE = 1e-5  # relative to the largest output
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What was written: how often each operator occurs, and how far onnxruntime's outputs are from the network's, as a
-    share of the largest."""
+    """Result of `advibp.vnncomp.save_onnx`.
+
+    Attributes:
+        path: the file.
+        operators: how often each ONNX operator occurs, by name.
+        difference: largest difference between the outputs of onnxruntime and of the network, relative to the largest
+            output.
+    """
 
     path: Path
     operators: dict[str, int]
@@ -38,57 +44,71 @@ class Saved:
 
 
 def save(net: nn.Module, path: str | os.PathLike[str], input_shape: Sequence[int]) -> Saved:
-    """Write a network for inputs (B, *input_shape), in evaluation mode, weights inside; B is open.
+    """Save a network as an ONNX file. Also: `advibp.vnncomp.save_onnx`.
 
-    Before the file is there, onnxruntime runs it on random inputs in [0, 1] and must agree with the network.
+    The network is exported in evaluation mode, with its weights inside the file and a dynamic batch size. Before the
+    file is written, onnxruntime runs it on random inputs in [0, 1] and must agree with the network. Needs the extra
+    `advibp[onnx]`.
+
+    Args:
+        net: any module (B, *input_shape) -> (B, K). It is not changed.
+        path: the file to write.
+        input_shape: shape of one input, without the batch axis.
+
+    Raises:
+        UserError: torch can't export the network, or the outputs of onnxruntime differ.
+
+    Example:
+        ```python
+        saved = advibp.vnncomp.save_onnx(net, "first.onnx", (1, 28, 28))
+        print(saved.operators, saved.difference)
+        ```
     """
     path = Path(path)
     if not path.parent.is_dir():
-        raise UserError(f"the folder {path.parent} does not exist; make it first.")
-    own = copy.deepcopy(net).cpu().eval()  # the mode and the place of the user's network are theirs
-    like = next(own.parameters(), torch.empty(0))
+        raise UserError(f"the folder {path.parent} does not exist; create it first.")
+    net_copy = copy.deepcopy(net).cpu().eval()  # mode and device of the user's network stay as they are
+    like = next(net_copy.parameters(), torch.empty(0))
     shape = tuple(input_shape)
     generator = torch.Generator().manual_seed(0)
     batches = [torch.rand(images, *shape, dtype=like.dtype, generator=generator) for images in (3, 1)]
-    model = _exported(own, batches[0])
+    model = _export(net_copy, batches[0])
     content = model.SerializeToString()
-    if len(content) > MOST_BYTES:
-        raise UserError(f"the network has {len(content):,} bytes, and an ONNX file holds up to {MOST_BYTES:,}.")
-    difference = _difference(own, content, batches)
+    if len(content) > MAX_BYTES:
+        raise UserError(f"the network has {len(content):,} bytes; an ONNX file can have at most {MAX_BYTES:,}.")
+    difference = _difference(net_copy, content, batches)
     if not difference <= TOLERANCE:
         raise UserError(
-            f"onnxruntime computes outputs from the exported network that differ by {difference:.1e} of the largest "
-            f"(at most {TOLERANCE:g} was expected), so {path} was not written; use plain torch layers."
+            f"{path} was not written: outputs of onnxruntime and of the network differ by {difference:.1e} of the "
+            f"largest output (limit: {TOLERANCE:g}); use standard torch layers."
         )
     write_atomically(path, content)
     return Saved(path, dict(Counter(node.op_type for node in model.graph.node)), difference)
 
 
-def _exported(net: nn.Module, x: Tensor) -> ModelProto:
-    """By the older exporter first: it writes a layer as one operator of its name, where the newer takes some apart.
-    What it can't do, or where torch has it no more, the newer may."""
+def _export(net: nn.Module, x: Tensor) -> ModelProto:
+    """Export with torch's older exporter, which writes one operator per layer, or with the newer one if that fails."""
     try:
         import onnx
         import onnxruntime  # noqa: F401
     except ImportError:
-        raise UserError("ONNX files need packages that are missing; pip install 'advibp[onnx]'.") from None
-    failed: list[Exception] = []
+        raise UserError(MISSING_PACKAGES) from None
+    errors: list[Exception] = []
     for export in (_by_tracing, _by_dynamo):
         try:
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")
                 model = onnx.ModelProto.FromString(export(net, copied(x)))
-        except Exception as error:  # a network of one's own, and torch's exporter, may raise anything
-            failed.append(error)
+        except Exception as error:  # user code and torch's exporters may raise anything
+            errors.append(error)
         else:
-            return _tidied(model)
-    first = (str(failed[0]).strip().splitlines() or [type(failed[0]).__name__])[0]
-    raise UserError(f"torch can't export the network ({first}); use plain torch layers in its forward.") from failed[0]
+            return _clean(model)
+    first = (str(errors[0]).strip().splitlines() or [type(errors[0]).__name__])[0]
+    raise UserError(f"torch can't export the network ({first}); use standard torch layers in forward.") from errors[0]
 
 
-def _tidied(model: ModelProto) -> ModelProto:
-    """Weights that are equal were made one, and copies of it: each use names it. Nor need anyone know where in whose
-    source code a layer was."""
+def _clean(model: ModelProto) -> ModelProto:
+    """Replace Identity copies of weights by the weights, and remove references to the user's source code."""
     graph = model.graph
     weights = {tensor.name for tensor in graph.initializer}
     copies = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "Identity" and n.input[0] in weights}
@@ -120,7 +140,7 @@ def _by_dynamo(net: nn.Module, x: Tensor) -> bytes:
 
 
 def _difference(net: nn.Module, content: bytes, batches: Sequence[Tensor]) -> float:
-    """The largest over all outputs, as a share of the largest output; NaN if there is any."""
+    """Return the largest difference of outputs, relative to the largest output; NaN if an output is NaN."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -128,13 +148,13 @@ def _difference(net: nn.Module, content: bytes, batches: Sequence[Tensor]) -> fl
     options.intra_op_num_threads = torch.get_num_threads()
     try:
         session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        found = [torch.from_numpy(session.run([OUTPUT], {INPUT: x.numpy()})[0]) for x in batches]
-    except Exception as error:  # its errors have no class of their own
+        actual = [torch.from_numpy(session.run([OUTPUT], {INPUT: x.numpy()})[0]) for x in batches]
+    except Exception as error:  # onnxruntime has no common error class
         first = str(error).strip().splitlines()[0]
         raise UserError(f"onnxruntime can't run the exported network ({first}); save net.float() instead.") from error
     with torch.no_grad():
-        wanted = [run_on_copy(net, x) for x in batches]
-    if any(ours.shape != theirs.shape for ours, theirs in zip(wanted, found, strict=True)):
+        expected = [run_on_copy(net, x) for x in batches]
+    if any(a.shape != b.shape for a, b in zip(expected, actual, strict=True)):
         return float("nan")
-    largest = max(float(output.abs().max()) for output in wanted)
-    return max(float((a - b).abs().max()) for a, b in zip(wanted, found, strict=True)) / max(largest, 1e-30)
+    largest = max(float(output.abs().max()) for output in expected)
+    return max(float((a - b).abs().max()) for a, b in zip(expected, actual, strict=True)) / max(largest, 1e-30)

@@ -1,1 +1,1 @@
-"""Properties in VNN-LIB."""
+"""Read and write properties as VNN-LIB files."""

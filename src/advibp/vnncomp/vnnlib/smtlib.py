@@ -1,7 +1,7 @@
-"""SMT-LIB text, as far as VNN-LIB uses it: declarations and assertions, read in one pass and without recursion.
+"""Parse the subset of SMT-LIB that VNN-LIB uses: declarations and assertions.
 
-A list is worked out when its parenthesis closes. `not` is pushed inwards on the way in: a list knows when it opens
-whether it stands under an odd number of them, and then means its negation.
+The text is parsed in one pass without recursion. A list is evaluated at its closing parenthesis. Negations are pushed
+inwards: each list stores, from its opening parenthesis on, whether it is inside an odd number of `not`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from advibp.vnncomp.vnnlib.normal_form import (
     SIGNS,
     TRUE,
     Formula,
+    FormulaError,
     Linear,
-    Refused,
     Term,
     check_size,
     compared,
@@ -30,7 +30,7 @@ from advibp.vnncomp.vnnlib.normal_form import (
     total,
 )
 
-_DEEPEST = 1000
+_MAX_DEPTH = 1000
 _TOKEN = re.compile(r'[()]|;[^\n]*|"[^"]*"|\|[^|]*\||[^\s()";|]+|["|]', re.ASCII)
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _VARIABLE = re.compile(r"[XY]_(?:0|[1-9]\d{0,8})", re.ASCII)
@@ -49,7 +49,7 @@ _COMMANDS = _DECLARING | _IGNORED | {"assert"}
 
 @dataclass(frozen=True)
 class Script:
-    """So many inputs and outputs, X_0 ... and Y_0 ..., and all assertions together."""
+    """Numbers of inputs X_i and outputs Y_i, and the conjunction of all assertions."""
 
     inputs: int
     outputs: int
@@ -58,39 +58,43 @@ class Script:
 
 @dataclass(slots=True)
 class _List:
-    """An open parenthesis, and what it holds so far."""
+    """A list whose parenthesis is still open."""
 
-    opened: int
+    start: int  # position in the text
     negated: bool
-    quoted: bool  # in a command whose words are not worked out
+    verbatim: bool  # inside a command whose words are not evaluated
     head: str = ""
-    held: list[Any] = field(default_factory=list)
+    items: list[Any] = field(default_factory=list)
 
 
 def parse(text: str) -> Script:
-    """Raises Refused, with the line."""
+    """Parse a script.
+
+    Raises:
+        FormulaError: with the number of the line.
+    """
     reader = _Reader()
     try:
         for token in _TOKEN.finditer(text):
             reader.take(token.group(), token.start())
         terms = reader.end()
-    except Refused as refused:
-        raise Refused(f"line {text.count(chr(10), 0, reader.at) + 1}: {refused}") from None
-    return Script(_numbered("X", reader.declared), _numbered("Y", reader.declared), terms)
+    except FormulaError as error:
+        raise FormulaError(f"line {text.count(chr(10), 0, reader.position) + 1}: {error}") from None
+    return Script(_count("X", reader.declared), _count("Y", reader.declared), terms)
 
 
 class _Reader:
-    """`at` is the place in the text that a refusal speaks of."""
+    """Evaluates tokens one by one. `position` is the place in the text that an error refers to."""
 
     def __init__(self) -> None:
-        self.at = 0
+        self.position = 0
         self.declared: dict[str, Linear] = {}
         self._asserted: list[Formula] = []
         self._open: list[_List] = []
-        self._built = 0
+        self._size = 0
 
-    def take(self, token: str, at: int) -> None:
-        self.at = at
+    def take(self, token: str, position: int) -> None:
+        self.position = position
         if token == "(":
             self._start()
         elif token == ")":
@@ -100,34 +104,36 @@ class _Reader:
 
     def end(self) -> list[Term]:
         if self._open:
-            self.at = self._open[0].opened
-            raise Refused("this parenthesis is never closed; the file may be cut off, or a ')' is missing.")
+            self.position = self._open[0].start
+            raise FormulaError("this parenthesis is never closed; the file is incomplete, or a ')' is missing.")
         return conjunction(self._asserted)
 
     def _start(self) -> None:
-        if len(self._open) == _DEEPEST:
-            raise Refused(f"parentheses are nested more than {_DEEPEST} deep; write (or a b c) for (or a (or b c)).")
-        outer = self._open[-1] if self._open else _List(self.at, negated=False, quoted=False, head="file")
-        if not outer.head and not outer.quoted:
-            raise Refused("'(' follows '('; expected the name of a command or an operator.")
-        self._open.append(_List(self.at, outer.negated, outer.quoted))
+        if len(self._open) == _MAX_DEPTH:
+            raise FormulaError(
+                f"parentheses are nested more than {_MAX_DEPTH} deep; write (or a b c) for (or a (or b c))."
+            )
+        outer = self._open[-1] if self._open else _List(self.position, negated=False, verbatim=False, head="file")
+        if not outer.head and not outer.verbatim:
+            raise FormulaError("'(' follows '('; expected the name of a command or an operator.")
+        self._open.append(_List(self.position, outer.negated, outer.verbatim))
 
     def _word(self, word: str) -> None:
         if word in ('"', "|"):
-            raise Refused(f"this {word} has no partner; close it.")
+            raise FormulaError(f"this {word} is never closed; add the closing {word}.")
         if not self._open:
-            raise Refused(f"{_shown(word)} stands outside parentheses; expected a command, such as (assert ...).")
+            raise FormulaError(f"{_quoted(word)} is outside parentheses; expected a command, such as (assert ...).")
         last = self._open[-1]
-        if last.head or last.quoted:
-            last.held.append(word if last.quoted else self._value(word, last.negated))
+        if last.head or last.verbatim:
+            last.items.append(word if last.verbatim else self._value(word, last.negated))
         elif len(self._open) == 1:
             if word not in _COMMANDS:
-                raise Refused(f"{_shown(word)} is no command of VNN-LIB; expected declare-const or assert.")
-            last.head, last.quoted = word, word != "assert"
+                raise FormulaError(f"{_quoted(word)} is not a command of VNN-LIB; expected declare-const or assert.")
+            last.head, last.verbatim = word, word != "assert"
         elif word in _OPERATORS:
             last.head, last.negated = word, last.negated != (word == "not")
         else:
-            raise Refused(f"{_shown(word)} is no operator; expected {' '.join(sorted(_OPERATORS))}.")
+            raise FormulaError(f"{_quoted(word)} is not an operator; expected {' '.join(sorted(_OPERATORS))}.")
 
     def _value(self, word: str, negated: bool) -> Linear | Formula:
         if word in self.declared:
@@ -136,73 +142,78 @@ class _Reader:
             return number(float(word))
         if word in ("true", "false"):
             return TRUE if (word == "true") != negated else FALSE
-        raise Refused(f"{_shown(word)} is neither a number nor a variable; declare it before, or mend its name.")
+        raise FormulaError(f"{_quoted(word)} is neither a number nor a declared variable; declare it first.")
 
     def _close(self) -> None:
         if not self._open:
-            raise Refused("this ')' closes nothing; remove it.")
-        done = self._open.pop()
-        self.at = done.opened
+            raise FormulaError("this ')' has no matching '('; remove it.")
+        closed = self._open.pop()
+        self.position = closed.start
         if self._open:
-            self._open[-1].held.append(done.held if done.quoted else self._counted(_worked_out(done)))
-        elif done.head in _DECLARING:
-            self._declare(done)
-        elif done.head == "assert":
-            if len(done.held) != 1 or not _are_formulas(done.held):
-                raise Refused("assert takes one formula, such as (assert (<= X_0 0.5)).")
-            self._asserted.append(done.held[0])
-        elif not done.head:
-            raise Refused("() is no command; remove it.")
+            self._open[-1].items.append(closed.items if closed.verbatim else self._check_size(_evaluate(closed)))
+        elif closed.head in _DECLARING:
+            self._declare(closed)
+        elif closed.head == "assert":
+            if len(closed.items) != 1 or not _are_formulas(closed.items):
+                raise FormulaError("assert takes one formula, such as (assert (<= X_0 0.5)).")
+            self._asserted.append(closed.items[0])
+        elif not closed.head:
+            raise FormulaError("() is not a command; remove it.")
 
-    def _counted(self, value: Linear | Formula) -> Linear | Formula:
-        """A formula that grows with every level it is nested in is built anew in each: all of them count."""
+    def _check_size(self, value: Linear | Formula) -> Linear | Formula:
+        """Limit the total size of all formulas, since each level of nesting builds a new one."""
         if isinstance(value, list) and len(value) > 1:
-            self._built += sum(map(len, value))
-            check_size(len(value), self._built)
+            self._size += sum(map(len, value))
+            check_size(len(value), self._size)
         return value
 
-    def _declare(self, done: _List) -> None:
-        name, *sort = done.held or [None]
-        if sort != (["Real"] if done.head == "declare-const" else [[], "Real"]):
-            raise Refused("a declaration must be of the form (declare-const X_0 Real).")
+    def _declare(self, declaration: _List) -> None:
+        name, *sort = declaration.items or [None]
+        if sort != (["Real"] if declaration.head == "declare-const" else [[], "Real"]):
+            raise FormulaError("a declaration must have the form (declare-const X_0 Real).")
         if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
-            raise Refused(f"{_shown(name)} is no variable of VNN-LIB; inputs are X_0, X_1 and so on, outputs Y_0, Y_1.")
+            raise FormulaError(
+                f"{_quoted(name)} is not a variable of VNN-LIB; name inputs X_0, X_1, ... and outputs Y_0, Y_1, ..."
+            )
         if name in self.declared:
-            raise Refused(f"{name} is declared twice; remove one declaration.")
+            raise FormulaError(f"{name} is declared twice; remove one declaration.")
         self.declared[name] = Linear({name: 1.0}, 0.0)
 
 
-def _worked_out(done: _List) -> Linear | Formula:
-    head, held = done.head, done.held
+def _evaluate(closed: _List) -> Linear | Formula:
+    head, items = closed.head, closed.items
     if head in ("and", "or"):
-        if not _are_formulas(held):
-            raise Refused(f"{head} joins formulas; expected comparisons such as (<= Y_0 Y_1) in it.")
-        return conjunction(held) if (head == "and") != done.negated else disjunction(held)
+        if not _are_formulas(items):
+            raise FormulaError(f"{head} joins formulas; expected comparisons such as (<= Y_0 Y_1) in it.")
+        return conjunction(items) if (head == "and") != closed.negated else disjunction(items)
     if head == "not":
-        if len(held) != 1 or not _are_formulas(held):
-            raise Refused("not takes one formula, such as (not (<= Y_0 Y_1)).")
-        return held[0]  # it knew
+        if len(items) != 1 or not _are_formulas(items):
+            raise FormulaError("not takes one formula, such as (not (<= Y_0 Y_1)).")
+        return items[0]  # which was evaluated as negated
     if not head:
-        raise Refused("() is no formula and no number; fill or remove it.")
-    if len(held) < (1 if head in ("+", "-", "*") else 2) or not all(isinstance(value, Linear) for value in held):
-        raise Refused(f"{head} takes numbers and variables, such as ({head} Y_0 2.5).")
-    return compared(head, held, negated=done.negated) if head in SIGNS else _ARITHMETIC[head](held)
+        raise FormulaError("() is neither a formula nor a number; remove it.")
+    if len(items) < (1 if head in ("+", "-", "*") else 2) or not all(isinstance(value, Linear) for value in items):
+        raise FormulaError(f"{head} takes numbers and variables, such as ({head} Y_0 2.5).")
+    return compared(head, items, negated=closed.negated) if head in SIGNS else _ARITHMETIC[head](items)
 
 
 def _are_formulas(values: list[Any]) -> TypeGuard[list[Formula]]:
     return all(isinstance(value, list) for value in values)
 
 
-def _numbered(letter: str, declared: dict[str, Linear]) -> int:
+def _count(letter: str, declared: dict[str, Linear]) -> int:
+    """Return the number of declared variables with this letter, and check that their numbers have no gaps."""
     names = [name for name in declared if name[0] == letter]
     if not names:
-        raise Refused(f"no variable {letter}_0 is declared; number inputs from X_0 on and outputs from Y_0.")
+        raise FormulaError(f"{letter}_0 is not declared; declare inputs X_0, X_1, ... and outputs Y_0, Y_1, ...")
     for i in range(len(names)):
         if f"{letter}_{i}" not in declared:
-            raise Refused(f"{letter}_{i} is not declared, but {names[-1]} is; number variables from 0 without gaps.")
+            raise FormulaError(
+                f"{letter}_{i} is not declared, but {names[-1]} is; number variables from 0 without gaps."
+            )
     return len(names)
 
 
-def _shown(word: Any) -> str:
+def _quoted(word: Any) -> str:
     text = word if isinstance(word, str) else "(...)"
     return repr(text if len(text) <= 40 else text[:40] + "...")

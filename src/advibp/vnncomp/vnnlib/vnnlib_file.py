@@ -1,4 +1,7 @@
-"""Properties in VNN-LIB, the language of the VNN-COMP: what a network must never do, as boxes and half-spaces."""
+"""Read and write VNN-LIB files, the format of properties in the VNN-COMP.
+
+A property describes unsafe behavior: boxes of inputs, and linear constraints on the outputs.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,25 @@ from torch import Tensor
 
 from advibp.errors import UserError
 from advibp.storage.checkpoint import write_atomically
-from advibp.vnncomp.vnnlib.normal_form import Linear, Part, Refused, Term
+from advibp.vnncomp.vnnlib.normal_form import FormulaError, Linear, Part, Term
 from advibp.vnncomp.vnnlib.smtlib import Script, parse
 
-_MOST_BYTES = 100_000_000
-_MOST_NUMBERS = 20_000_000
+_MAX_BYTES = 100_000_000
+_MAX_NUMBERS = 20_000_000
 
-#: Rows C (R, K) and offsets d (R,), float64: it holds where C y + d <= 0 in all rows; without rows, everywhere.
+#: Rows C (R, K) and offsets d (R,), float64: the conjunction C y + d <= 0. Without rows it always holds.
 Disjunct = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A box of inputs, lower and upper (N,) float64, with a disjunction over the outputs."""
+    """A box of inputs with a disjunction of constraints on the outputs.
+
+    Attributes:
+        lower: lower bounds (N,), float64.
+        upper: upper bounds (N,), float64.
+        disjuncts: pairs of rows C (R, K) and offsets d (R,), float64. A pair holds if C y + d <= 0 in every row.
+    """
 
     lower: Tensor
     upper: Tensor
@@ -37,7 +46,21 @@ class Case:
 
 @dataclass(frozen=True)
 class Property:
-    """It is `sat` if for some case there is an x in its box, and a disjunct that holds for the network's y at x."""
+    """A property of a network with N inputs and K outputs.
+
+    It is `sat` if, for some case, the box contains an x such that a disjunct holds for the network's output at x.
+
+    Attributes:
+        inputs: N, the number of input elements.
+        outputs: K, the number of output elements.
+        cases: the boxes and their constraints.
+
+    Example:
+        ```python
+        prop = advibp.vnncomp.read_vnnlib("props/test-000000-eps-0.1.vnnlib")
+        print(prop.inputs, prop.outputs, len(prop.cases))
+        ```
+    """
 
     inputs: int
     outputs: int
@@ -45,34 +68,41 @@ class Property:
 
 
 def read(path: str | Path) -> Property:
-    """A .vnnlib file, which may be compressed by gzip. Numbers are rounded to float64 as float() does."""
+    """Read a property from a .vnnlib file. Also: `advibp.vnncomp.read_vnnlib`.
+
+    Args:
+        path: a text file in UTF-8, optionally compressed with gzip. Numbers are rounded to the nearest float64.
+
+    Raises:
+        UserError: the file is missing, or is not a supported property; the message has the number of the line.
+    """
     try:
         script = parse(_text(Path(path)))
         return Property(script.inputs, script.outputs, _cases(script))
-    except Refused as refused:
-        raise UserError(f"{path}: {refused}") from None
+    except FormulaError as error:
+        raise UserError(f"{path}: {error}") from None
 
 
 def _text(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            packed = file.peek(2)[:2] == b"\x1f\x8b"
-            raw = (gzip.GzipFile(fileobj=file) if packed else file).read(_MOST_BYTES + 1)
+            compressed = file.peek(2)[:2] == b"\x1f\x8b"
+            raw = (gzip.GzipFile(fileobj=file) if compressed else file).read(_MAX_BYTES + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise UserError(f"{path} is damaged: gzip can't unpack it; fetch it anew.") from None
+        raise UserError(f"{path} is damaged: gzip can't unpack it; download it again.") from None
     except OSError as error:
         raise UserError(f"{path} can't be read: {error.strerror}; give the path of a .vnnlib file.") from None
-    if len(raw) > _MOST_BYTES:
-        raise UserError(f"{path} holds more than {_MOST_BYTES // 10**6} MB; split the property over files.")
+    if len(raw) > _MAX_BYTES:
+        raise UserError(f"{path} is larger than {_MAX_BYTES // 10**6} MB; split the property into several files.")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}: line {line} is not text in UTF-8; expected a VNN-LIB property.") from None
+        raise UserError(f"{path}: line {line} is not UTF-8 text; give the path of a .vnnlib file.") from None
 
 
 class _Split(NamedTuple):
-    """A part's bounds of inputs, by their numbers, and its rows over outputs."""
+    """The input bounds of a part, by input number, and its rows on outputs."""
 
     lower: dict[int, float]
     upper: dict[int, float]
@@ -80,20 +110,20 @@ class _Split(NamedTuple):
 
 
 def _cases(script: Script) -> list[Case]:
-    """Terms with the same box make one case. A part is worked out once, however many terms share it."""
+    """Group terms with the same box into cases. A part that several terms share is evaluated once."""
     parts = {id(part): part for term in script.terms for part in term}
     splits = {key: _split(part) for key, part in parts.items()}
-    named = [_bounding(term, splits) for term in script.terms]
+    box_keys = [_box_key(term, splits) for term in script.terms]
     rows = sum(len(splits[id(part)].rows) for term in script.terms for part in term)
-    if max(len(set(named)) * 2 * script.inputs, rows * script.outputs) > _MOST_NUMBERS:
-        raise Refused(f"its cases hold more than {_MOST_NUMBERS} numbers; split the property over files.")
+    if max(len(set(box_keys)) * 2 * script.inputs, rows * script.outputs) > _MAX_NUMBERS:
+        raise FormulaError(f"the property needs more than {_MAX_NUMBERS} numbers; split it into several files.")
     merged: dict[tuple[tuple[float, ...], tuple[float, ...]], list[Disjunct]] = {}
-    known: dict[tuple[int, ...], list[Disjunct] | None] = {}
-    for term, name in zip(script.terms, named, strict=True):
-        if name not in known:
-            box = _box([splits[key] for key in name], script.inputs)
-            known[name] = merged.setdefault(box, []) if box else None
-        disjuncts = known[name]
+    by_key: dict[tuple[int, ...], list[Disjunct] | None] = {}
+    for term, key in zip(script.terms, box_keys, strict=True):
+        if key not in by_key:
+            box = _box([splits[part] for part in key], script.inputs)
+            by_key[key] = merged.setdefault(box, []) if box else None
+        disjuncts = by_key[key]
         if disjuncts is not None:
             disjuncts.append(_disjunct([row for part in term for row in splits[id(part)].rows], script.outputs))
     return [
@@ -116,13 +146,13 @@ def _split(part: Part) -> _Split:
     return split
 
 
-def _bounding(term: Term, splits: dict[int, _Split]) -> tuple[int, ...]:
-    """The term's parts that bound inputs."""
+def _box_key(term: Term, splits: dict[int, _Split]) -> tuple[int, ...]:
+    """Return the ids of the term's parts that bound inputs."""
     return tuple(id(part) for part in term if splits[id(part)].lower or splits[id(part)].upper)
 
 
 def _box(splits: Iterable[_Split], inputs: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """The intersection of all bounds, or None if it is empty."""
+    """Return the intersection of all bounds, or None if it is empty."""
     lower, upper = [-math.inf] * inputs, [math.inf] * inputs
     for split in splits:
         for i, bound in split.lower.items():
@@ -134,7 +164,7 @@ def _box(splits: Iterable[_Split], inputs: int) -> tuple[tuple[float, ...], tupl
     for bounds, side, sign in ((lower, "lower", ">="), (upper, "upper", "<=")):
         free = next((i for i, bound in enumerate(bounds) if math.isinf(bound)), None)
         if free is not None:
-            raise Refused(
+            raise FormulaError(
                 f"X_{free} has no {side} bound, but every input needs one in every case; "
                 f"add (assert ({sign} X_{free} ...))."
             )
@@ -154,19 +184,27 @@ def _disjunct(rows: list[Linear], outputs: int) -> Disjunct:
 
 
 def write(path: str | Path, lower: Tensor, upper: Tensor, label: int, classes: int, comment: str = "") -> None:
-    """The robustness of one image: unsafe if some other class's output is at least the label's, anywhere in the box.
+    """Write the robustness of one image as a VNN-LIB file. Also: `advibp.vnncomp.write_vnnlib`.
 
-    lower and upper, of the image's shape, are flattened in C order; reading gives back exactly their numbers. A path
-    that ends in .gz is compressed.
+    The property is `sat` if, somewhere in the box, the output of another class is at least the label's. `read` returns
+    exactly the same bounds.
+
+    Args:
+        path: the file; it is compressed if the name ends with .gz.
+        lower: lower bounds, of any shape; they are flattened in C order.
+        upper: upper bounds, of the same shape.
+        label: the class of the image.
+        classes: number of classes.
+        comment: text at the top of the file.
     """
     if lower.shape != upper.shape or lower.numel() == 0:
         raise UserError(
-            f"The bounds have shapes {tuple(lower.shape)} and {tuple(upper.shape)}; both must be an image's."
+            f"The bounds have shapes {tuple(lower.shape)} and {tuple(upper.shape)}; both must have the image's shape."
         )
     if not bool(((lower <= upper) & lower.isfinite() & upper.isfinite()).all()):
-        raise UserError("Some lower bound is above its upper bound, or not finite; give the corners of a box.")
+        raise UserError("A lower bound is above its upper bound, or a bound is not finite; give the bounds of a box.")
     if not 0 <= label < classes or classes < 2:
-        raise UserError(f"The label is {label} of {classes} classes; expected 2 classes or more, and a label below.")
+        raise UserError(f"The label is {label} of {classes} classes; expected 2 or more classes and a smaller label.")
     box = list(zip(_numbers(lower), _numbers(upper), strict=True))
     lines = [f"; {line}" for line in comment.splitlines()]
     lines += [f"(declare-const X_{i} Real)" for i in range(len(box))]
@@ -180,11 +218,11 @@ def write(path: str | Path, lower: Tensor, upper: Tensor, label: int, classes: i
 
 
 def counterexample_text(x: Tensor, y: Tensor) -> str:
-    """An input and the network's output there, flattened in C order, in the form that the VNN-COMP asks for."""
+    """Return an input and its output, flattened in C order, in the VNN-COMP's format of counterexamples."""
     pairs = [f"({letter}_{i} {v})" for letter, values in (("X", x), ("Y", y)) for i, v in enumerate(_numbers(values))]
     return "(" + "\n".join(pairs) + ")\n"
 
 
 def _numbers(values: Tensor) -> list[str]:
-    """As short as float() allows to give back the same number; without an exponent, of which SMT-LIB knows none."""
+    """Format numbers as the shortest decimals that float() reads back exactly, without exponents, as SMT-LIB needs."""
     return [format(Decimal(repr(value)), "f") for value in values.detach().double().flatten().tolist()]

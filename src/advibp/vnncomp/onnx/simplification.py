@@ -1,4 +1,4 @@
-"""A program made shorter: biases join their matrices, and what nobody asks for is left out."""
+"""Simplify a list of torch calls: remove unused calls, and fuse MatMul and Add into one linear layer."""
 
 from __future__ import annotations
 
@@ -13,40 +13,44 @@ from torch import Tensor
 from advibp.vnncomp.onnx.torch_program import Call, Value
 
 
-def arranged(calls: Sequence[Call], output: int) -> list[Call]:
-    """The calls that the output's number depends on.
+def simplify_calls(calls: Sequence[Call], output: int) -> list[Call]:
+    """Return the calls that the output depends on, with MatMul and Add fused.
 
-    MatMul and Add become one linear layer, as they were before an exporter took it apart: bounds of margins are tighter
-    where the last layer is known as a whole.
+    Some exporters write a linear layer as MatMul and Add. Bounds of margins are tighter if the last linear layer is one
+    call.
+
+    Args:
+        calls: calls in the order in which they run.
+        output: number of the value that the network returns.
     """
-    needed = _needed(calls, output)
-    uses = Counter(number for call in needed for number in used(call))
+    needed = _needed_calls(calls, output)
+    uses = Counter(number for call in needed for number in used_values(call))
     by_number = {call.number: call for call in needed}
     for call in needed:
         matrix, bias = _parts(call, by_number)
         if matrix is not None and uses[matrix.number] == 1 and matrix.number != output:
-            whole = (*matrix.operands[:2], bias)
-            by_number[call.number] = replace(matrix, number=call.number, operands=whole)
+            by_number[call.number] = replace(matrix, number=call.number, operands=(*matrix.operands[:2], bias))
             del by_number[matrix.number]
     return [by_number[number] for number in sorted(by_number)]
 
 
-def used(call: Call) -> list[int]:
-    """The numbers of the values that a call uses."""
+def used_values(call: Call) -> list[int]:
+    """Return the numbers of the values that a call uses."""
     return [operand.number for operand in call.operands if isinstance(operand, Value)]
 
 
-def _needed(calls: Sequence[Call], output: int) -> list[Call]:
-    wanted, kept = {output}, []
+def _needed_calls(calls: Sequence[Call], output: int) -> list[Call]:
+    """Return the calls that contribute to the output, in order."""
+    numbers, needed = {output}, []
     for call in reversed(calls):
-        if call.number in wanted:
-            wanted.update(used(call))
-            kept.append(call)
-    return kept[::-1]
+        if call.number in numbers:
+            numbers.update(used_values(call))
+            needed.append(call)
+    return needed[::-1]
 
 
 def _parts(call: Call, by_number: dict[int, Call]) -> tuple[Call | None, Tensor | None]:
-    """The linear layer without bias whose result a call adds a constant to, and that constant as a bias (K,)."""
+    """If `call` adds a constant to the result of a linear layer without bias, return that layer and the bias (K,)."""
     if call.func is torch.add:
         for value, constant in (call.operands, call.operands[::-1]):
             if isinstance(value, Value) and isinstance(constant, Tensor):
