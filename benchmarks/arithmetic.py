@@ -63,7 +63,7 @@ def main() -> None:
     test = advibp.data.load("mnist").test.take(args.images)
     rows = []
     for run in args.runs:
-        net, *_ = advibp.open_run(run)
+        net = advibp.open_run(run).net
         net.eval()
         for eps in args.eps:
             rows.append({"run": run.name, **measured(net, test.x, test.y, eps, "ibp")})

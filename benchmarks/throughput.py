@@ -20,7 +20,7 @@ CODE = """
 import sys, time, torch, advibp
 run, eps, by, count = sys.argv[1], float(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 torch.set_num_threads(1)
-net = advibp.open_run(run)[0]
+net = advibp.open_run(run).net
 test = advibp.data.load("mnist").test.take(count)
 attack = advibp.Attack(steps=1)
 silent = lambda *_: None

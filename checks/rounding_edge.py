@@ -207,7 +207,7 @@ def main() -> int:
     if args.net == "linear":
         net = linear(images, seed=args.seed)
     else:
-        net = open_run(DM_SMALL if args.net == "dm-small" else args.net)[0].eval()
+        net = open_run(DM_SMALL if args.net == "dm-small" else args.net).net
     x, y = images.test.x[: args.images], images.test.y[: args.images]
     with torch.no_grad():
         right = torch.cat([net(part.clone()).argmax(1) for part in x.split(500)]) == y

@@ -157,7 +157,8 @@ def other_records(folder: Path, reference: Path) -> tuple[list[str], int]:
 
 def false_counterexamples(folder: Path) -> list[str]:
     """Counterexamples that records name and that are not there, or are none."""
-    net, recipe = open_run(folder)
+    run = open_run(folder)
+    net, recipe = run.net, run.recipe
     test = data.load(recipe.data, validation=recipe.validation).test
     found, loaded = [], dict[str, dict[str, Tensor]]()
     for record in lines(folder / "certify" / "records.jsonl"):

@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("part", choices=["looser", "throughput", "attack"])
     args = parser.parse_args()
-    net, _ = open_run(args.run)
+    net = open_run(args.run).net
     test = data.load("mnist").test
     parts = {
         "looser": lambda: looser(net, test.x, test.y),

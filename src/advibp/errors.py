@@ -1,10 +1,18 @@
-"""The one exception for mistakes that a user can mend."""
+"""UserError, the exception for wrong input."""
 
 from __future__ import annotations
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave us: one sentence that says what was wrong, what was expected, what to do.
+    """The user's input is wrong. The message says what was wrong, what was expected and what to do.
 
-    The command line prints it without a traceback and exits with code 2.
+    The command line prints the message without a traceback and exits with code 2.
+
+    Example:
+        ```python
+        try:
+            advibp.data.load("nowhere")
+        except advibp.UserError as error:
+            print(error)
+        ```
     """

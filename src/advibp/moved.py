@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-#: Modules that the documentation of release 0.1 named, and where they are now.
+#: Module names in the documentation of release 0.1, and their new names.
 MOVED = {
     "advibp.apgd": "advibp.attacks",
     "advibp.bounds.alpha": "advibp.bounds.linear.alpha_crown",
@@ -31,7 +31,7 @@ MOVED = {
 }
 
 
-class _OldNames(MetaPathFinder, Loader):
+class _OldNameFinder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -39,7 +39,7 @@ class _OldNames(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         new = MOVED[module.__name__]
-        warnings.warn(f"{module.__name__} is now {new}; import that.", DeprecationWarning, stacklevel=2)
+        warnings.warn(f"{module.__name__} was renamed to {new}; import the new name.", DeprecationWarning, stacklevel=2)
         names = vars(importlib.import_module(new))
         vars(module).update(
             {name: value for name, value in names.items() if not name.startswith("__") or name == "__getattr__"}
@@ -47,9 +47,9 @@ class _OldNames(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Let old names be imported."""
-    if not any(isinstance(finder, _OldNames) for finder in sys.meta_path):
-        sys.meta_path.append(_OldNames())
+    """Make the old names importable."""
+    if not any(isinstance(finder, _OldNameFinder) for finder in sys.meta_path):
+        sys.meta_path.append(_OldNameFinder())
 
 
 def renamed(module: str, names: Mapping[str, str], keywords: Mapping[str, str] | None = None) -> Callable[[str], Any]:
@@ -66,7 +66,7 @@ def renamed(module: str, names: Mapping[str, str], keywords: Mapping[str, str] |
             raise AttributeError(f"module '{module}' has no attribute '{name}'")
         new = names[name]
         target = getattr(sys.modules[module], new)
-        warnings.warn(f"{module}.{name} is now {module}.{new}; use that.", DeprecationWarning, stacklevel=2)
+        warnings.warn(f"{module}.{name} was renamed to {module}.{new}; use the new name.", DeprecationWarning, stacklevel=2)
         if not keywords or not inspect.isfunction(target):
             return target
 

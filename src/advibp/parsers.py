@@ -1,4 +1,4 @@
-"""What an option of a recipe may be: parsers, which raise a ValueError that says what they wanted."""
+"""Parsers of option values. A parser raises a ValueError that names the expected value, such as "true or false"."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 Parser = Callable[[Any], Any]
-Span = float | str  # epochs, or "30%" of all epochs
+Span = float | str  # a number of epochs, or a percentage of all epochs such as "30%"
 
 
 def number(low: float, high: float = math.inf, *, above: bool = False) -> Parser:
-    """A finite number in [low, high], or in (low, high] with `above`; fractions such as 8/255 are read too."""
+    """Return a parser of finite numbers in [low, high], or in (low, high] with `above`. It accepts 8/255."""
     interval = f"{'(' if above else '['}{low:g}, {high:g}{']' if high < math.inf else ')'}"
 
     def parse(value: Any) -> float:
         try:
-            top, slash, bottom = str(value).partition("/")
-            result = float(top) / float(bottom) if slash else float(top)
+            numerator, slash, denominator = str(value).partition("/")
+            result = float(numerator) / float(denominator) if slash else float(numerator)
         except (ValueError, ZeroDivisionError):
             result = math.nan
         inside = low < result if above else low <= result
@@ -30,19 +30,23 @@ def number(low: float, high: float = math.inf, *, above: bool = False) -> Parser
 
 
 def integer(low: int, high: int = 2**31) -> Parser:
+    """Return a parser of integers in [low, high]."""
+
     def parse(value: Any) -> int:
         try:
             result = int(str(value))
         except ValueError:
             result = low - 1
         if isinstance(value, bool) or not low <= result <= high:
-            raise ValueError(f"a whole number from {low} to {high}")
+            raise ValueError(f"an integer from {low} to {high}")
         return result
 
     return parse
 
 
 def one_of(*names: str) -> Parser:
+    """Return a parser that accepts these names."""
+
     def parse(value: Any) -> str:
         if value not in names:
             raise ValueError("one of " + ", ".join(names))
@@ -52,6 +56,7 @@ def one_of(*names: str) -> Parser:
 
 
 def flag(value: Any) -> bool:
+    """Parse true, yes, on, 1, false, no, off or 0."""
     if isinstance(value, bool):
         return value
     if str(value).lower() in ("true", "yes", "on", "1", "false", "no", "off", "0"):
@@ -60,29 +65,31 @@ def flag(value: Any) -> bool:
 
 
 def text(value: Any) -> str:
+    """Parse a string or path that is not empty."""
     if not isinstance(value, str | Path) or not str(value):
-        raise ValueError("a text")
+        raise ValueError("a text that is not empty")
     return str(value)
 
 
 def span(value: Any) -> Span:
-    """Epochs as a number, or a share of all epochs as a text such as 30%."""
+    """Parse a number of epochs, or a percentage of all epochs such as 30%."""
     try:
         return share_or(lambda epochs: float(number(0)(epochs)))(value)
     except ValueError:
-        raise ValueError("a number of epochs (at least 0), or a share of them from 0% to 100%") from None
+        raise ValueError("a number of epochs of at least 0, or a percentage from 0% to 100%") from None
 
 
 def spans(value: Any) -> tuple[Span, ...]:
+    """Parse a list of epochs or percentages, such as 75%,90%."""
     if isinstance(value, str):
         value = value.split(",") if value.strip() else []
     if not isinstance(value, list | tuple):
-        raise ValueError("a list of epochs or shares, such as 75%,90%")
+        raise ValueError("a list of epochs or percentages, such as 75%,90%")
     return tuple(span(v) for v in value)
 
 
 def share_or(parse: Parser) -> Parser:
-    """What `parse` reads, or a share as a text such as 30%."""
+    """Return a parser that accepts percentages such as 30%, and the values of `parse`."""
 
     def either(value: Any) -> Any:
         try:
@@ -90,26 +97,27 @@ def share_or(parse: Parser) -> Parser:
                 return f"{number(0, 100)(value.strip()[:-1]):.12g}%"
             return parse(value)
         except ValueError:
-            raise ValueError("a number of at least 0, or a share from 0% to 100%") from None
+            raise ValueError("a number of at least 0, or a percentage from 0% to 100%") from None
 
     return either
 
 
 def or_word(word: str, parse: Parser) -> Parser:
-    """What `parse` reads, or one fixed word in its place."""
+    """Return a parser that accepts one word, and the values of `parse`. The word "none" becomes None."""
 
     def either(value: Any) -> Any:
         if value == word or (word == "none" and value is None):
             return None if word == "none" else word
         try:
             return parse(value)
-        except ValueError as wanted:
-            raise ValueError(f"{wanted}, or {word}") from None
+        except ValueError as expected:
+            raise ValueError(f"{expected}, or {word}") from None
 
     return either
 
 
 def numbers(value: Any) -> dict[str, Any]:
+    """Parse a mapping of names to published numbers."""
     if not isinstance(value, Mapping):
         raise ValueError("a mapping of names to published numbers")
     return dict(value)

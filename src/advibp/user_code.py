@@ -1,6 +1,7 @@
-"""Objects of one's own, by the place they are made: ``path/to/file.py:NAME`` or ``package.module:NAME``.
+"""Load the user's Python objects from ``path/to/file.py:NAME`` or ``package.module:NAME``.
 
-This runs code. Only ever call it with what the user typed, never with a name read from a run's folder.
+This is the only module that runs user code from a file. Call it only with names that the user typed, never with names
+from a recipe or a run's folder.
 """
 
 from __future__ import annotations
@@ -21,38 +22,54 @@ from advibp.errors import UserError
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
-#: Modules that the last file of one's own brought along from its folder; the next file may mean others by their names.
-_brought: set[str] = set()
+#: Modules that the last user file imported from its folder. They are unloaded before the next file is loaded, which may
+#: have other modules of the same names.
+_folder_modules: set[str] = set()
 
 T = TypeVar("T")
 
 
 def is_own(spec: str) -> bool:
-    """Whether `spec` is of the form file.py:NAME or package.module:NAME."""
+    """Return whether `spec` has the form file.py:NAME or package.module:NAME."""
     return spec.rpartition(":")[0].endswith(".py") or _DOTTED.fullmatch(spec) is not None
 
 
 def load(spec: str, make: Callable[[Any], T], *, like: Callable[[Any], bool], kind: str, wanted: str) -> T:
-    """What `make` makes of the object at `spec`, `kind` of which is meant and `like` tells, while its folder (for a
-    package the current one) is where imports are looked up first, as Python does for a script; what it prints goes to
-    stderr. `wanted` ends the sentence for a failure: "it must ..."."""
+    """Load the object at `spec` and convert it.
+
+    Imports of the user's code are searched first in the file's folder (for a package in the current folder), as for a
+    script. Its output goes to stderr.
+
+    Args:
+        spec: file.py:NAME or package.module:NAME.
+        make: converts the object; it may call it.
+        like: returns whether an object has the right kind.
+        kind: the kind of object, such as "function", for error messages.
+        wanted: the requirement that ends error messages: "it must ...".
+
+    Returns:
+        The result of `make`.
+
+    Raises:
+        UserError: there is no such object, or the user's code failed; the message has the line.
+    """
     place, _, name = spec.rpartition(":")
     is_file = place.endswith(".py")
     if not is_own(spec) or (is_file and not Path(place).is_file()):
-        raise UserError(f"'{spec}' names no Python file; write path/to/file.py:{kind} or package.module:{kind}.")
+        raise UserError(f"'{spec}' is not a Python file; write path/to/file.py:{kind} or package.module:{kind}.")
     folder = Path(place).resolve().parent if is_file else Path.cwd()
-    with _running_in(folder), redirect_stdout(sys.stderr), _told(spec, wanted):
+    with _import_from(folder), redirect_stdout(sys.stderr), _user_errors(spec, wanted):
         module = _load_file(Path(place)) if is_file else importlib.import_module(place)
-        found = getattr(module, name, None)
-        if found is None or not like(found):
+        value = getattr(module, name, None)
+        if value is None or not like(value):
             near = difflib.get_close_matches(name, [n for n, v in vars(module).items() if like(v)], 1)
             hint = f"did you mean {near[0]}?" if near else f"{wanted}."
             raise UserError(f"{place} has no {kind} '{name}'; {hint}")
-        return make(found)
+        return make(value)
 
 
 def _load_file(path: Path) -> ModuleType:
-    """Run a file as a module, which is in sys.modules as any other: data classes and pickle look it up there."""
+    """Run a file as a module and add it to sys.modules, where dataclasses and pickle look it up."""
     name = f"advibp_own_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None  # it ends in .py
@@ -68,11 +85,11 @@ def _load_file(path: Path) -> ModuleType:
 
 
 @contextmanager
-def _running_in(folder: Path) -> Iterator[None]:
-    """Imports find what lies in `folder`, and find it anew; afterwards sys.path is what it was."""
-    for name in _brought:
+def _import_from(folder: Path) -> Iterator[None]:
+    """Search imports first in `folder`, and load its modules again. sys.path is restored afterwards."""
+    for name in _folder_modules:
         sys.modules.pop(name, None)
-    _brought.clear()
+    _folder_modules.clear()
     importlib.invalidate_caches()
     before, path = set(sys.modules), list(sys.path)
     sys.path.insert(0, str(folder))
@@ -80,11 +97,11 @@ def _running_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         sys.path[:] = path
-        _brought.update(name for name in set(sys.modules) - before if _lies_in(folder, name))
+        _folder_modules.update(name for name in set(sys.modules) - before if _is_in(folder, name))
 
 
-def _lies_in(folder: Path, name: str) -> bool:
-    """Whether a module was found in `folder` itself, and not in site-packages somewhere below it."""
+def _is_in(folder: Path, name: str) -> bool:
+    """Return whether a module is directly in `folder`, and not in a site-packages folder below it."""
     file = getattr(sys.modules[name], "__file__", None)
     top = name.partition(".")[0]
     if file is None:
@@ -94,16 +111,16 @@ def _lies_in(folder: Path, name: str) -> bool:
 
 
 @contextmanager
-def _told(spec: str, wanted: str) -> Iterator[None]:
-    """Whatever code of one's own raises is told in one sentence, with the line of its file."""
+def _user_errors(spec: str, wanted: str) -> Iterator[None]:
+    """Convert errors of the user's code to a UserError with the line of the file."""
     try:
         yield
     except UserError:
         raise
     except ModuleNotFoundError as error:
         raise UserError(
-            f"{spec}{_line(spec, error)} needs the module '{error.name}', which is not found; install it, or put it "
-            "beside the file."
+            f"{spec}{_line(spec, error)} needs the module '{error.name}', which was not found; install it, or put it "
+            "in the folder of the file."
         ) from error
     except SystemExit as error:
         raise UserError(f"{spec}{_line(spec, error)} ended the program (exit {error.code}); {wanted}.") from error
@@ -112,7 +129,7 @@ def _told(spec: str, wanted: str) -> Iterator[None]:
 
 
 def _line(spec: str, error: BaseException) -> str:
-    """Where in the file it happened, as " in line 12"; nothing where another file is at fault."""
+    """Return the line of the user's file that failed, as " in line 12"; "" if the error is in another file."""
     path = Path(spec.rpartition(":")[0]).absolute()
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
     return f" in line {lines[-1]}" if lines else ""

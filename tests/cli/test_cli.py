@@ -234,7 +234,7 @@ def test_the_attack_is_never_weaker_than_no_attack(own_run: Path, capsys: pytest
     rows = re.findall(r"([\d.]+) %[^\d]+([\d.]+) %", out)
     assert len(rows) == 2
     assert all(float(standard) <= float(attacked) for standard, attacked in rows)
-    net, _ = open_run("run")
+    net = open_run("run").net
     test = data.load("data.npz", validation=30).test
     for eps in (0.1, 0.5):
         tensors, facts = checkpoint.load(Path(f"run/attack/eps-{eps:g}.safetensors"))
@@ -260,8 +260,9 @@ def test_an_image_file_is_predicted_like_the_test_image_it_shows(
 def test_the_radius_that_is_printed_was_proved(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rounding to the nearest would print radii that nothing was proved for."""
     assert call("predict run " + " ".join(f"test:{i}" for i in range(8))) == 0
-    net, recipe = open_run("run")
-    x = data.load(recipe.data, validation=recipe.validation).test.x
+    run = open_run("run")
+    net = run.net
+    x = data.load(run.recipe.data, validation=run.recipe.validation).test.x
     for i, line in enumerate(capsys.readouterr().out.splitlines()):
         found = re.search(r"eps (0\.\d+)", line)
         if found:
@@ -404,8 +405,8 @@ MISTAKES = {
     "function that fails": (f"train data.npz own.py:fails {OPTIONS} --out new", "first line second line"),
     "no such function": (f"train data.npz own.py:nothing {OPTIONS} --out new", "nothing"),
     "no such file": (f"train data.npz nowhere.py:net {OPTIONS} --out new", "nowhere.py"),
-    "no run": ("certify idx", "holds no run"),
-    "no folder": ("certify nowhere", "holds no run"),
+    "no run": ("certify idx", "is not a run"),
+    "no folder": ("certify nowhere", "is not a run"),
     "damaged model": ("certify damaged", "is damaged"),
     "damaged model, predicted": ("predict damaged test:0", "is damaged"),
     "run that is not finished": ("certify unfinished", "not finished"),
@@ -429,7 +430,7 @@ MISTAKES = {
     "device that is not here, certifying": ("certify run --device cuda:99", "Device 'cuda:99'"),
     "unknown verifier": ("certify run --by magic", "no verifier 'magic'"),
     "other images": ("certify run --data wide.npz", "[1, 6, 6]"),
-    "other network": ("certify run --net own.py:lstm", "do not fit this network"),
+    "other network": ("certify run --net own.py:lstm", "do not match this network"),
     "image of another size": ("predict run wide.png", "6x6 pixels"),
     "text as image": ("predict run text.png", "text.png is no image"),
     "truncated image": ("predict run torn.png", "torn.png is no image"),

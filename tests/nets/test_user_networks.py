@@ -184,10 +184,10 @@ def test_a_file_that_does_not_run(tmp_path: Path, code: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("nowhere.py:net", "names no Python file"),
-        ("nowhere.py:", "names no Python file"),
-        ("nowhere", "names no Python file"),
-        ("", "names no Python file"),
+        ("nowhere.py:net", "is not a Python file"),
+        ("nowhere.py:", "is not a Python file"),
+        ("nowhere", "is not a Python file"),
+        ("", "is not a Python file"),
         ("no_such_module_at_all:net", "'no_such_module_at_all'"),
         ("torch.nn:Linear", "needs arguments (in_features, out_features)"),
     ],

@@ -35,13 +35,13 @@ def instances(place: Path) -> list[list[str]]:
 
 
 def test_the_exported_network_is_the_run(place: Path) -> None:
-    net, recipe = open_run(place / "run")[:2]
-    assert recipe.eps == 0.1
+    run = open_run(place / "run")
+    assert run.recipe.eps == 0.1
     session = onnxruntime.InferenceSession(place / "net.onnx", providers=["CPUExecutionProvider"])
     x = torch.rand(5, 1, 4, 4)
     (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     with torch.no_grad():
-        assert np.allclose(found, net(x).numpy(), atol=1e-5)
+        assert np.allclose(found, run.net(x).numpy(), atol=1e-5)
 
 
 def test_verdicts_are_those_of_certify(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -308,5 +308,5 @@ def test_damaged_files_are_reported_in_one_sentence(
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no run"):
+    with pytest.raises(UserError, match="is not a run"):
         Watched(tmp_path)

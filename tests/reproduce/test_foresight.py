@@ -15,7 +15,7 @@ from advibp.data.fetch.known_sets import ROWS, Row
 from advibp.recipe import Recipe
 from advibp.reproduce import PLANS
 from advibp.runs import first_net
-from advibp.runs.estimate import pass_seconds, predicted_seconds, stand_in
+from advibp.runs.estimate import pass_seconds, placeholder_data, predict_seconds
 from advibp.runs.recipe_data import load_data
 from advibp.training import Training
 
@@ -70,22 +70,22 @@ def row(name: str) -> Row:
 
 def test_a_stand_in_has_the_sizes_of_the_data() -> None:
     for recipe in (Recipe.load(), Recipe.load(limit=300, validation=100)):
-        data, found = load_data(recipe, "mnist", recipe.limit), stand_in(recipe, row("mnist"))
+        data, found = load_data(recipe, "mnist", recipe.limit), placeholder_data(recipe, row("mnist"))
         assert (found.input_shape, found.classes) == (data.input_shape, data.classes)
         assert [len(s) for s in (found.train, found.validation, found.test)] == [
             len(s) for s in (data.train, data.validation, data.test)
         ]
-    colored = stand_in(Recipe.load(data="cifar10"), row("cifar10"))
+    colored = placeholder_data(Recipe.load(data="cifar10"), row("cifar10"))
     assert (colored.input_shape, len(colored.train)) == ((3, 32, 32), 49_000)
     assert colored.train.sample()["x"].untyped_storage().nbytes() < 20_000  # no memory for the images
 
 
 def test_a_prediction_counts_what_is_left() -> None:
     recipe = Recipe.load(net="a", eps=0.1, epochs=10, stages=2, stage_epochs=5, threads=1)
-    data = stand_in(recipe, row("mnist"))
+    data = placeholder_data(recipe, row("mnist"))
     training = Training(first_net(recipe, data), data, recipe)
     assert pass_seconds(training) > 0
-    left = [predicted_seconds(training, 1.0, epochs) for epochs in (0, 1, 5, 10, 15, 19, 20)]
+    left = [predict_seconds(training, 1.0, epochs) for epochs in (0, 1, 5, 10, 15, 19, 20)]
     assert left == sorted(left, reverse=True)
     assert left[-1] == 0
     assert left[3] == pytest.approx(2 * left[4])  # one of two stages is over

@@ -252,7 +252,7 @@ def test_stronger_verifiers_leave_no_more_open(out: Path) -> None:
         ("reproduce training-time --eps 0.1", "leave --eps out"),
         ("reproduce mnist-table --reuse nowhere", "nowhere is no folder"),
         ("reproduce mnist-table --scale huge", "invalid choice: 'huge'"),
-        ("reproduce mnist-table --seeds -1", "whole number from 0"),
+        ("reproduce mnist-table --seeds -1", "integer from 0"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(

@@ -48,8 +48,8 @@ def test_the_layerwise_figure_has_all_stages_and_both_data_sets() -> None:
         data="cifar10", eps=8.8 / 255, epochs=40, stages="all", stage_epochs=10, seed=2
     )
     assert [look.folder for look in mnist[0].looks] == [f"certify-stage-{k}" for k in (0, 1, 2, 3)]
-    assert {look.examination.eps for look in mnist[0].looks} == {(0.1, 0.2, 0.3, 0.4)}
-    assert {look.examination.eps for look in cifar[0].looks} == {(8 / 255,)}
+    assert {look.evaluation.eps for look in mnist[0].looks} == {(0.1, 0.2, 0.3, 0.4)}
+    assert {look.evaluation.eps for look in cifar[0].looks} == {(8 / 255,)}
     assert [count_stages(f"dm-{size}", "mnist") for size in ("small", "medium", "large")] == [3, 6, 6]
     assert len(wanted("layerwise-figure", models=("dm-medium",))[0].looks) == 7
     assert [one.recipe for one in wanted("layerwise-figure", data="cifar10")] == [one.recipe for one in cifar]

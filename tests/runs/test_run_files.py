@@ -160,7 +160,7 @@ def test_a_record_of_another_kind_is_damage(folder: Path, change: dict[str, Any]
 
 
 def test_a_folder_without_a_recipe_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no run"):
+    with pytest.raises(UserError, match="is not a run"):
         read_run(tmp_path)
 
 

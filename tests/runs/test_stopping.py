@@ -51,11 +51,11 @@ def run(out: Path | None, show: Silent, resume: bool = False) -> Run:
 @pytest.mark.parametrize("step", [1, 4, 5, 7, 18])
 def test_a_run_that_was_asked_to_stop_goes_on_as_if_it_had_not(number: int, step: int, tmp_path: Path) -> None:
     """In the first epoch, at the last step of one, at the first of another, in the joint phase."""
-    handlers = [signal.getsignal(n) for n in StopRequest.CAUGHT]
+    handlers = [signal.getsignal(n) for n in StopRequest.SIGNALS]
     with pytest.raises(Stopped, match=r"continue with: advibp.train\(..., out='.*run', resume=True\)") as stopped:
         run(tmp_path / "run", Ask(number, step))
     assert stopped.value.signal == number
-    assert [signal.getsignal(n) for n in StopRequest.CAUGHT] == handlers
+    assert [signal.getsignal(n) for n in StopRequest.SIGNALS] == handlers
     one, two = run(tmp_path / "run", Silent(), resume=True), run(None, Silent())
     a, b = one.net.state_dict(), two.net.state_dict()
     assert all(torch.equal(a[k], b[k]) for k in a)
@@ -81,15 +81,15 @@ def test_the_last_step_needs_no_second_start(tmp_path: Path) -> None:
     assert run(tmp_path / "run", Ask(signal.SIGTERM, 20)).summary["epochs"] == 4
 
 
-def test_without_a_folder_it_says_that_nothing_is_kept() -> None:
-    with pytest.raises(Stopped, match="nothing is kept"):
+def test_message_without_a_folder() -> None:
+    with pytest.raises(Stopped, match="nothing was saved"):
         run(None, Ask(signal.SIGINT, 3))
 
 
 def test_a_second_signal_is_the_callers_own() -> None:
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGINT)
-        assert stop.asked == signal.SIGINT
+        assert stop.signal == signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -99,7 +99,7 @@ def test_another_thread_catches_nothing() -> None:
 
     def inside() -> None:
         with StopRequest() as stop:
-            found.append(stop.asked)
+            found.append(stop.signal)
 
     thread = threading.Thread(target=inside)
     thread.start()

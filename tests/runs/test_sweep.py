@@ -15,8 +15,8 @@ from advibp import cli
 from advibp.methods import METHODS
 from advibp.recipe import Recipe
 from advibp.runs import first_net
-from advibp.runs.estimate import estimated_seconds, fitted
-from advibp.runs.sweep import COLUMNS, Examination, Sweep, combined, markdown, name_of, sweep, table
+from advibp.runs.estimate import estimate_seconds, shorten
+from advibp.runs.sweep import COLUMNS, Evaluation, Sweep, combinations, markdown, run_name, sweep, table
 from advibp.runs.training_display import Silent
 from advibp.verify import Attack
 
@@ -29,37 +29,37 @@ BASE: dict[str, Any] = {
     "warmup_natural": 0,
     "warmup_adversarial": 0,
 }
-LOOK = Examination(eps=(0.05, 0.1), by=("ibp", "crown"), attack=Attack(steps=3))
+LOOK = Evaluation(eps=(0.05, 0.1), by=("ibp", "crown"), attack=Attack(steps=3))
 
 
 def run(out: Path, changes: list[dict[str, Any]], shown: Silent | None = None, **more: Any) -> list[dict[str, Any]]:
     data = halves()
-    settings = Sweep(out=out, load=lambda recipe: data, examination=LOOK, show=lambda name: shown or Silent())
+    settings = Sweep(out=out, load=lambda recipe: data, evaluation=LOOK, show=lambda name: shown or Silent())
     return sweep(settings, [(change, Recipe.load(**{**BASE, **more, **change})) for change in changes])
 
 
 @given(st.dictionaries(st.sampled_from(["lr", "seed", "eps"]), st.lists(st.integers(1, 9), min_size=1, max_size=3)))
 def test_combinations(vary: dict[str, list[int]]) -> None:
-    every = combined(vary)
+    every = combinations(vary)
     count = 1
     for values in vary.values():
         count *= len(values)
     assert len(every) == count
     assert all(set(change) == set(vary) for change in every)
-    alone = combined(vary, one_by_one=True)
+    alone = combinations(vary, one_by_one=True)
     assert alone[0] == {}
     assert len(alone) == 1 + sum(map(len, vary.values()))
     assert all(len(change) == 1 for change in alone[1:])
 
 
 def test_names_are_those_of_folders() -> None:
-    assert name_of({}) == "base"
-    assert name_of({"method": "advibp", "lr": 0.1}) == "advibp-lr-0.1"
-    assert "/" not in name_of({"weights": "a/b c"})
+    assert run_name({}) == "base"
+    assert run_name({"method": "advibp", "lr": 0.1}) == "advibp-lr-0.1"
+    assert "/" not in run_name({"weights": "a/b c"})
 
 
 def test_a_sweep_is_a_table_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    changes = combined({"method": ["standard", "advibp"], "seed": [0, 1]})
+    changes = combinations({"method": ["standard", "advibp"], "seed": [0, 1]})
     with pytest.raises(Stop):
         run(tmp_path, changes, StopAt(epoch=2))
     assert (tmp_path / "standard-seed-0" / "recipe.yaml").exists()
@@ -82,9 +82,9 @@ def test_a_sweep_is_a_table_and_goes_on_where_it_stopped(tmp_path: Path) -> None
 def test_networks_are_judged_on_the_images_that_were_asked_for(tmp_path: Path) -> None:
     data = halves()
     for split, images in (("test", data.test), ("validation", data.validation)):
-        look = Examination(eps=(0.1,), attack=Attack(steps=2), split=split)
+        look = Evaluation(eps=(0.1,), attack=Attack(steps=2), split=split)
         recipe = Recipe.load(**BASE)
-        sweep(Sweep(out=tmp_path / split, load=lambda recipe: data, examination=look), [({}, recipe)])
+        sweep(Sweep(out=tmp_path / split, load=lambda recipe: data, evaluation=look), [({}, recipe)])
         lines = (tmp_path / split / "base" / "certify" / "records.jsonl").read_text().splitlines()
         assert len(lines) == len(images.y)
 
@@ -107,12 +107,12 @@ def test_every_method_can_be_timed_and_fitted(method: str) -> None:
     recipe = Recipe.load(method=method, net="Conv 3 2x2+1, FC 8", epochs=50, batch_size=20, stage_epochs=20)
     data = halves()
     net = first_net(recipe, data)
-    seconds = estimated_seconds(net, data, recipe)
+    seconds = estimate_seconds(net, data, recipe)
     assert 0 < seconds < 600
-    half = fitted(recipe, seconds / 2, seconds)
+    half = shorten(recipe, seconds / 2, seconds)
     assert half.epochs == 25
     assert half.stage_epochs == 10
-    assert fitted(recipe, 2 * seconds, seconds) == recipe
+    assert shorten(recipe, 2 * seconds, seconds) == recipe
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

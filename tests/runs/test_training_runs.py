@@ -66,7 +66,7 @@ def test_resuming_after_any_step_changes_nothing(step: int, undisturbed: Run, tm
     assert ends_alike(undisturbed, run(tmp_path / "run", resume=True))
 
 
-@pytest.mark.parametrize("name", ["log", "save_checkpoint", "save_model", "summarize", "create"])
+@pytest.mark.parametrize("name", ["log", "save_checkpoint", "save_model", "write_summary", "create"])
 def test_resuming_after_a_stop_between_two_files_changes_nothing(
     name: str, undisturbed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,7 +110,7 @@ def test_a_torn_checkpoint_is_passed_over(
     assert ends_alike(undisturbed, again)
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1
-    assert told[0].startswith("passed over: ")
+    assert told[0].startswith("skipped: ")
     assert newest.name in told[0]
     assert [m["epoch"] for m in RunFolder(tmp_path / "run").history()] == list(range(1, EPOCHS + 1))
 
@@ -119,7 +119,7 @@ def test_without_a_whole_checkpoint_nothing_is_resumed(tmp_path: Path) -> None:
     for path in stopped(tmp_path / "run"):
         path.write_bytes(path.read_bytes()[:-1])
     metrics = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    with pytest.raises(UserError, match=r"No checkpoint .* is whole") as raised:
+    with pytest.raises(UserError, match=r"All checkpoints .* are damaged") as raised:
         run(tmp_path / "run", resume=True)
     assert "\n" not in str(raised.value)
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == metrics
@@ -188,7 +188,7 @@ def test_best_is_the_last_of_the_best_at_full_eps(stop: int, tmp_path: Path) -> 
         assert same_weights(done.net, watch.weights[7])
         assert done.summary["validation"] == {"epoch": 7, "standard_error": 0.1, "verified_error": 0.2}
     assert not same_weights(whole.net, watch.weights[8])
-    assert same_weights(open_run(tmp_path / "run")[0], watch.weights[7])
+    assert same_weights(open_run(tmp_path / "run").net, watch.weights[7])
 
 
 @pytest.mark.usefixtures("errors")
@@ -205,11 +205,24 @@ def test_a_run_is_opened_as_it_was_trained(normalize: bool, tmp_path: Path) -> N
     problem = halves()
     recipe = Recipe.load(**OPTIONS, normalize=normalize)
     done = train(runs.first_net(recipe, problem), problem, recipe=recipe, out=tmp_path / "run", show=Silent())
-    net, kept = open_run(tmp_path / "run")
-    assert kept == recipe
-    assert not net.training
-    assert len(net) == len(nets.build("FC 8", (1, 4, 4), 2)) + normalize
-    assert torch.equal(net(problem.test.x), done.net(problem.test.x))
+    opened = open_run(tmp_path / "run")
+    assert opened.recipe == recipe
+    assert opened.history == done.history
+    assert opened.summary == done.summary
+    assert opened.path == tmp_path / "run"
+    assert not opened.net.training
+    assert len(opened.net) == len(nets.build("FC 8", (1, 4, 4), 2)) + normalize
+    assert torch.equal(opened.net(problem.test.x), done.net(problem.test.x))
+
+
+def test_unpacking_an_opened_run_is_deprecated(tmp_path: Path) -> None:
+    run(tmp_path / "run")
+    opened = open_run(tmp_path / "run")
+    with pytest.warns(DeprecationWarning, match="run.net"):
+        net, recipe = opened
+    assert (net, recipe) == (opened.net, opened.recipe)
+    with pytest.warns(DeprecationWarning, match="run.net"):
+        assert opened[0] is opened.net
 
 
 def test_a_run_that_is_not_finished_is_not_opened(tmp_path: Path) -> None:
@@ -219,7 +232,7 @@ def test_a_run_that_is_not_finished_is_not_opened(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_is_not_opened(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no run"):
+    with pytest.raises(UserError, match="is not a run"):
         open_run(tmp_path)
 
 
@@ -237,9 +250,9 @@ def test_a_network_of_ones_own_is_opened_when_given(tmp_path: Path) -> None:
 
     recipe = Recipe.load(**{**OPTIONS, "net": "somewhere/own.py:make"})
     done = train(own(), halves(), out=tmp_path / "run", show=Silent(), recipe=recipe)
-    with pytest.raises(UserError, match="one's own"):
+    with pytest.raises(UserError, match="user-defined network"):
         open_run(tmp_path / "run")
-    net, _ = open_run(tmp_path / "run", own())
+    net = open_run(tmp_path / "run", own()).net
     assert torch.equal(net(halves().test.x), done.net(halves().test.x))
 
 
@@ -361,7 +374,7 @@ def test_a_damaged_checkpoint_is_never_kept_in_place_of_a_whole_one(tmp_path: Pa
 
 def test_resume_needs_something_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "--resume", "--out", str(tmp_path / "typo")]) == 2
-    assert "holds no run" in capsys.readouterr().err
+    assert "has no run" in capsys.readouterr().err
     assert cli.main(["train", "--resume"]) == 2
 
 

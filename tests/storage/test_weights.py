@@ -90,19 +90,19 @@ NAN, INF = torch.full((4,), float("nan")), torch.tensor([1.0, 1.0, 1.0, float("i
 MISFITS = {
     "missing": (changed(__5__bias=None), "1 missing ('5.bias')"),
     "two missing": (changed(__5__bias=None, __5__weight=None), "2 missing (first '5.weight')"),
-    "unexpected": (changed(head=torch.zeros(2)), "1 unknown to it ('head')"),
+    "unexpected": (changed(head=torch.zeros(2)), "1 unknown ('head')"),
     "misshaped": (changed(__5__bias=torch.zeros(5)), "1 of another shape ('5.bias', (5,) for (4,))"),
     "scalar for a vector": (changed(__5__bias=torch.tensor(0.0)), "another shape ('5.bias', () for (4,))"),
     "all at once": (
         changed(__5__bias=None, head=torch.zeros(2), __0__bias=torch.zeros(7)),
-        "1 missing ('5.bias'), 1 unknown to it ('head'), 1 of another shape ('0.bias', (7,) for (2,))",
+        "1 missing ('5.bias'), 1 unknown ('head'), 1 of another shape ('0.bias', (7,) for (2,))",
     ),
     "nan": (changed(__5__bias=NAN), "'5.bias'"),
     "inf": (changed(__5__bias=INF), "NaN or infinite"),
     "overflow": (changed(__5__bias=torch.full((4,), 1e300, dtype=torch.float64)), "infinite values as torch.float32"),
-    "integer for float": (changed(__5__bias=torch.ones(4, dtype=torch.int64)), "holds torch.int64"),
-    "bool for float": (changed(__5__bias=torch.ones(4, dtype=torch.bool)), "holds torch.bool"),
-    "float for integer": (changed(__1__num_batches_tracked=torch.tensor(1.0)), "holds torch.float32"),
+    "integer for float": (changed(__5__bias=torch.ones(4, dtype=torch.int64)), "has type torch.int64"),
+    "bool for float": (changed(__5__bias=torch.ones(4, dtype=torch.bool)), "has type torch.bool"),
+    "float for integer": (changed(__1__num_batches_tracked=torch.tensor(1.0)), "has type torch.float32"),
     "nan statistics": (changed(__1__running_var=torch.full((2,), float("nan"))), "'1.running_var'"),
     "nothing": ({}, "missing (first '0.weight')"),
     "all under a prefix": ({f"module.{k}": v for k, v in changed().items()}, "(first 'module.0.bias')"),
@@ -166,11 +166,11 @@ def test_a_file_cut_short_is_refused(tmp_path_factory: pytest.TempPathFactory, s
     path = tmp_path_factory.getbasetemp() / "cut.safetensors"
     raw = save(small().state_dict())
     path.write_bytes(raw[: int(share * len(raw))])
-    refused(small(), path, "no whole safetensors file")
+    refused(small(), path, "not a valid safetensors file")
 
 
 def test_places_where_there_is_no_file(tmp_path: Path) -> None:
-    refused(small(), tmp_path, "is a folder; name the file in it")
+    refused(small(), tmp_path, "is a folder; give a file in it")
     refused(small(), tmp_path / "none.safetensors", "do not exist")
 
 

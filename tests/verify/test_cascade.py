@@ -95,7 +95,7 @@ def test_counterexamples_are_kept_and_break_the_reopened_network(tmp_path: Path)
     certificate = certify(net, images.test, eps, attack=QUICK, out=tmp_path / "run" / "certify", batch_size=16)
     falsified = [r for r in certificate.records if r.verdict == "falsified"]
     assert len(falsified) > 5
-    reopened, _ = open_run(tmp_path / "run")
+    reopened = open_run(tmp_path / "run").net
     for record in falsified:
         x_adv = counterexample(tmp_path / "run" / "certify", record)
         assert (x_adv - x[record.index]).abs().max() <= eps + 1e-6

@@ -1,4 +1,4 @@
-"""The command line; what each command takes and does is in a module beside this one."""
+"""The command line. Each command has a module in this package."""
 
 from __future__ import annotations
 
@@ -25,52 +25,60 @@ from advibp.version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0; 1 if a property found no answer in time; 2 for a user's mistake; 130 for Ctrl-C, 143 for SIGTERM."""
+    """Run a command and return the exit code.
+
+    0: success. 1: `certify --onnx` timed out. 2: the user's input was wrong. 130: Ctrl-C. 143: SIGTERM.
+    """
     args = parser().parse_args(argv)
     keep_freed_memory()
     args.typed = shlex.join(["advibp", *(sys.argv[1:] if argv is None else argv)])
     try:
         code: int | None = args.command(args)
     except UserError as error:
-        return _complain(str(error))
+        return _print_error(str(error))
     except OSError as error:
-        return _complain(f"{error.filename or 'a file'}: {error.strerror or error}; nothing written before is lost.")
+        return _print_error(f"{error.filename or 'a file'}: {error.strerror or error}; finished work is saved.")
     except Stopped as stopped:
         print(f"\n{one_line(str(stopped))}", file=sys.stderr)
         return 128 + stopped.signal
     except KeyboardInterrupt:
-        print("\nstopped; what is finished is kept: the same command goes on (train: with --resume).", file=sys.stderr)
+        print(
+            "\nstopped; finished work is saved: run the same command to continue (train: add --resume).",
+            file=sys.stderr,
+        )
         return 130
     return code or 0
 
 
-def _complain(sentence: str) -> int:
-    print(f"error: {one_line(sentence)}", file=sys.stderr)
+def _print_error(message: str) -> int:
+    print(f"error: {one_line(message)}", file=sys.stderr)
     return 2
 
 
 def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     top = Parser(
         prog="advibp",
-        description="Train neural networks whose robustness can be proved, attack them, and prove it image by image.",
-        epilog="first steps: advibp train mnist dm-small --recipe demo --out runs/first, "
-        "then advibp certify runs/first --eps 0.1",
+        description="Train neural networks with certified robustness, attack them, and verify them image by image.",
+        epilog="first steps:\n  advibp train mnist dm-small --recipe demo --out runs/first\n"
+        "  advibp certify runs/first --eps 0.1\n\nhelp for a command: advibp COMMAND --help",
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=16),
     )
     top.add_argument("--version", action="version", version=f"advibp {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     add = commands.add_parser
-    train_options(add("train", help="train a network into a folder", formatter_class=Help))
-    sweep_options(add("sweep", help="train and certify several runs, one table", formatter_class=Help))
-    run_options(add("certify", help="verdict for every test image", formatter_class=Help), run_certify)
-    run_options(add("attack", help="attack every test image", formatter_class=Help), run_attack)
-    predict_options(add("predict", help="class of an image, and the largest eps at which it is proved"))
-    report_options(add("report", help="one page of what runs learned and what is proved", formatter_class=Help))
-    reproduce_options(add("reproduce", help="the paper's tables and figures, measured", formatter_class=Help))
-    export_options(add("export", help="a trained network as an ONNX file", formatter_class=Help))
-    compare_options(add("compare", help="runs beside each other", formatter_class=Help))
-    watch_options(add("watch", help="follow runs while they train", formatter_class=Help))
-    data_options(add("data", help="data sets: list, fetch, check, look at", formatter_class=Help))
-    nets_options(add("nets", help="network structures with shapes and parameter counts"))
-    methods_options(add("methods", help="training methods"))
-    recipes_options(add("recipes", help="shipped recipes; with a name, all its keys"))
+    train_options(add("train", help="train a network and save it in a folder", formatter_class=Help))
+    sweep_options(add("sweep", help="train and certify several runs, and print one table", formatter_class=Help))
+    run_options(add("certify", help="verify test images, or a VNN-LIB property", formatter_class=Help), run_certify)
+    run_options(add("attack", help="attack test images", formatter_class=Help), run_attack)
+    predict_options(add("predict", help="classify an image and find its largest certified eps"))
+    report_options(add("report", help="write a web page about runs", formatter_class=Help))
+    reproduce_options(add("reproduce", help="reproduce a table or figure of the paper", formatter_class=Help))
+    export_options(add("export", help="export a trained network as an ONNX file", formatter_class=Help))
+    compare_options(add("compare", help="compare runs", formatter_class=Help))
+    watch_options(add("watch", help="show the progress of runs", formatter_class=Help))
+    data_options(add("data", help="list, download, check or describe data sets", formatter_class=Help))
+    nets_options(add("nets", help="list networks, or show the layers of one"))
+    methods_options(add("methods", help="list training methods, or describe one"))
+    recipes_options(add("recipes", help="list recipes, or print one"))
     return top

@@ -1,4 +1,4 @@
-"""What the commands share: where they print, how options are read."""
+"""Shared code of the commands: the output console and the parsers of options."""
 
 from __future__ import annotations
 
@@ -13,34 +13,43 @@ from advibp.parsers import integer, number
 
 OUT = Terminal(highlight=False, width=None if sys.stdout.isatty() else 120)
 
+#: Help texts of options that several commands have.
+DATA_ROOT = "folder of data sets; default: $ADVIBP_DATA or ~/.cache/advibp"
+USER_NET = "file.py:function or package.module:function, if the run has a user-defined network"
+STAGE = "use the weights after layer-wise stage K; 0: before the first stage"
 
-def one_line(sentence: str) -> str:
-    """For stderr: one line, whatever the sentence quotes."""
-    return printable(" ".join(sentence.split()))
+
+def one_line(message: str) -> str:
+    """Return a message as one printable line."""
+    return printable(" ".join(message.split()))
 
 
 def fraction(text: str) -> float:
+    """Parse a number such as 0.3 or 8/255."""
     try:
         return float(number(-1e9)(text))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number; write 0.3 or 8/255") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number; write 0.3 or 8/255") from None
 
 
 def count(text: str, least: int = 1) -> int:
+    """Parse an integer of at least `least`."""
     try:
         return int(integer(least)(text))
-    except ValueError as wanted:
-        raise argparse.ArgumentTypeError(f"{text!r} is given, but it must be {wanted}") from None
+    except ValueError as expected:
+        raise argparse.ArgumentTypeError(f"{text!r} must be {expected}") from None
 
 
 def stage_of(text: str) -> int:
+    """Parse the number of a layer-wise stage."""
     return count(text, least=0)
 
 
 def shape_of(text: str) -> tuple[int, ...]:
+    """Parse an input shape such as 1x28x28."""
     parts = text.split("x")
     if len(parts) != 3 or not all(p.isdecimal() and int(p) > 0 for p in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is no shape; write channels x height x width, such as 1x28x28")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shape; write CHANNELSxHEIGHTxWIDTH, such as 1x28x28")
     return tuple(int(p) for p in parts)
 
 
@@ -62,7 +71,7 @@ def _them(options: Sequence[str]) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """Mistakes are told in one line, here as everywhere; an option is what it is called, not a part of it."""
+    """Prints errors on one line, and does not accept abbreviated options."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "allow_abbrev": False})
@@ -72,7 +81,20 @@ class Parser(argparse.ArgumentParser):
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Defaults behind every option, examples as they were written."""
+    """Adds the default to the help of each option, and keeps the line breaks of descriptions."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        return action.help if action.default in (None, False) else super()._get_help_string(action)
+        if action.default is None or action.default is False or action.default == []:
+            return action.help
+        if isinstance(action.default, list):
+            return f"{action.help} (default: {' '.join(map(str, action.default))})"
+        return super()._get_help_string(action)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """Show --batch-size, but not its alias --batch_size."""
+        names = list(action.option_strings)
+        action.option_strings = [name for name in names if "_" not in name]
+        try:
+            return super()._format_action_invocation(action)
+        finally:
+            action.option_strings = names

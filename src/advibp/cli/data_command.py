@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from advibp import data as datasets
-from advibp.cli.console import OUT, count
+from advibp.cli.console import DATA_ROOT, OUT, count
 from advibp.data.fetch import catalogue
 from advibp.display.progress import Fetching
 from advibp.errors import UserError
@@ -17,21 +17,21 @@ from advibp.errors import UserError
 
 def data_options(data_parser: argparse.ArgumentParser) -> None:
     data_parser.description = (
-        "The data sets known by name, and what a folder or file of yours holds.\n\n"
-        "  advibp data                    all data sets: what they are, and whether they are here\n"
-        "  advibp data fetch cifar10      fetch a data set; an interrupted fetch goes on where it stopped\n"
-        "  advibp data check cifar10      compare every file with its checksum; exit code 2 if one differs\n"
-        "  advibp data pictures/          how a folder or an .npz file of yours is understood\n\n"
-        "Data sets lie in the folder --data-root, else $ADVIBP_DATA, else advibp in your cache (~/.cache). With\n"
-        "ADVIBP_MIRROR=https://files.example.org/sets they come from there, such as\n"
-        "https://files.example.org/sets/cifar10/cifar-10-binary.tar.gz; the checksums stay the same.\n"
-        "https_proxy and http_proxy are heeded."
+        "List, download, check or describe data sets.\n\n"
+        "  advibp data                    list all data sets, and whether they are downloaded\n"
+        "  advibp data fetch cifar10      download a data set; an interrupted download is continued\n"
+        "  advibp data check cifar10      compare all files with their checksums; exit code 2 if one differs\n"
+        "  advibp data pictures/          describe your own folder of images or .npz file\n\n"
+        "Data sets are stored in --data-root, by default $ADVIBP_DATA, or else ~/.cache/advibp.\n"
+        "To download from a mirror, set ADVIBP_MIRROR, for example to https://files.example.org/sets; the file\n"
+        "https://files.example.org/sets/cifar10/cifar-10-binary.tar.gz is then used, with the same checksum.\n"
+        "Proxies are read from https_proxy and http_proxy."
     )
     data_parser.add_argument(
-        "what", nargs="*", metavar="WHAT", help="fetch NAME, check NAME, a name, a folder or a file"
+        "what", nargs="*", metavar="WHAT", help="fetch NAME, check NAME, or a name, folder or file to describe"
     )
-    data_parser.add_argument("--data-root", metavar="DIR", help="where data sets are looked for and kept")
-    data_parser.add_argument("--size", type=count, help="resize a folder's images to this many pixels a side")
+    data_parser.add_argument("--data-root", metavar="DIR", help=DATA_ROOT)
+    data_parser.add_argument("--size", type=count, metavar="PIXELS", help="resize images of a folder to this size")
     data_parser.set_defaults(command=run_data)
 
 
@@ -46,16 +46,16 @@ def run_data(args: argparse.Namespace) -> None:
                 folder = catalogue.fetch(name, args.data_root, fetching.progress)
             OUT.print(f"{name} is complete: {folder}", markup=False, soft_wrap=True)
         case ["check" | "fetch"]:
-            raise UserError(f"'data {args.what[0]}' needs one name: {', '.join(catalogue.NAMES)}.")
+            raise UserError(f"'data {args.what[0]}' needs the name of a data set: {', '.join(catalogue.NAMES)}.")
         case [source]:
             _describe_data(source, args.data_root, args.size)
         case _:
-            raise UserError("'data' takes nothing, check NAME, fetch NAME, or one name, folder or file.")
+            raise UserError("'data' takes one name, folder or file, fetch NAME, check NAME, or no argument.")
 
 
 def _list_data(root: str | None) -> None:
-    table = Table("name", "what it is", "images", "classes", "shape", "terms", "state")
-    places = [f"a set is fetched into {catalogue.root_folder(root)}: advibp data fetch NAME"]
+    table = Table("name", "description", "images", "classes", "shape", "terms", "state")
+    places = [f"download with: advibp data fetch NAME (into {catalogue.root_folder(root)})"]
     for row in catalogue.ROWS:
         images, state = " + ".join(f"{count:,}" for count in row.images), catalogue.state(row, root)
         table.add_row(row.name, row.description, images, str(row.classes), row.shape, row.terms, state)
@@ -73,7 +73,7 @@ def _check_data(name: str, root: str | None) -> None:
     with Fetching() as fetching:
         faults = catalogue.check(name, root, fetching.progress)
     wrong = [file for file, fault in faults.items() if fault]
-    for file in list(faults)[:20] if len(faults) <= 20 else wrong[:20]:  # tens of thousands are not for reading
+    for file in list(faults)[:20] if len(faults) <= 20 else wrong[:20]:  # some sets have tens of thousands of files
         OUT.print(f"{file}: {faults[file] or 'ok'}", markup=False, soft_wrap=True)
     if not wrong:
         OUT.print(f"{name} is complete, {len(faults):,} files: {folder}", markup=False, soft_wrap=True)
@@ -89,16 +89,16 @@ def _check_data(name: str, root: str | None) -> None:
 def _describe_data(source: str, root: str | None, size: int | None) -> None:
     data = datasets.load(source, validation=0, root=root, size=size, fetch=False)
     mean, std = (", ".join(f"{value:.3f}" for value in values) for values in (data.mean, data.std))
-    told = (
-        f"{data.name}: {len(data.train):,} images to train, {len(data.test):,} to test, "
+    description = (
+        f"{data.name}: {len(data.train):,} training images, {len(data.test):,} test images, "
         f"{'x'.join(map(str, data.input_shape))}, {data.classes} classes; mean {mean}, standard deviation {std}"
     )
-    OUT.print(told, markup=False, soft_wrap=True)
+    OUT.print(description, markup=False, soft_wrap=True)
     counts = [torch.bincount(split.sample()["y"], minlength=data.classes).tolist() for split in (data.train, data.test)]
     names = [f"{label}" for label in range(data.classes)]
     if data.class_names:
         names = [f"{label} {name}" for label, name in zip(names, data.class_names, strict=True)]
-    table = Table("class", "to train", "to test")
-    for name, to_train, to_test in zip(names, *counts, strict=True):
-        table.add_row(escape(name), f"{to_train:,}", f"{to_test:,}")
+    table = Table("class", "training images", "test images")
+    for name, train, test in zip(names, *counts, strict=True):
+        table.add_row(escape(name), f"{train:,}", f"{test:,}")
     OUT.print(table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import inspect
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -17,19 +18,24 @@ from advibp.recipe import Recipe, shipped
 
 
 def nets_options(structures: argparse.ArgumentParser) -> None:
-    structures.add_argument("net", nargs="?", help="one network, layer by layer; a name or a grammar")
-    structures.add_argument("--shape", type=shape_of, default=(1, 28, 28), help="input shape (default 1x28x28)")
-    structures.add_argument("--classes", type=count, default=10)
+    structures.description = "List the networks, or show the layers, output shapes and parameters of one."
+    structures.add_argument("net", nargs="?", help='a name, or a structure such as "Conv 16 4x4+2, FC 100"')
+    structures.add_argument(
+        "--shape", type=shape_of, default=(1, 28, 28), metavar="CxHxW", help="input shape (default: 1x28x28)"
+    )
+    structures.add_argument("--classes", type=count, default=10, help="number of classes (default: 10)")
     structures.set_defaults(command=run_nets)
 
 
 def methods_options(methods: argparse.ArgumentParser) -> None:
-    methods.add_argument("name", nargs="?", help="one method: its losses, what it needs, what it reads of a recipe")
+    methods.description = "List the training methods, or describe one: its losses, its verifier, its recipe keys."
+    methods.add_argument("name", nargs="?", help="name of a method")
     methods.set_defaults(command=run_methods)
 
 
 def recipes_options(recipes: argparse.ArgumentParser) -> None:
-    recipes.add_argument("name", nargs="?")
+    recipes.description = "List the shipped recipes, or print all keys of one."
+    recipes.add_argument("name", nargs="?", help="name of a recipe")
     recipes.set_defaults(command=run_recipes)
 
 
@@ -54,11 +60,11 @@ def run_methods(args: argparse.Namespace) -> None:
         _show_method(args.name)
         return
     table = Table(
-        *("method", "loss", "proved by", "E", "R", "P", "W", "cost", "needs"),
-        title="Training methods, by the columns of the paper's Table 1",
+        *("method", "loss", "verifier", "E", "R", "P", "W", "cost", "needs"),
+        title="Training methods, with the columns of the paper's Table 1",
         caption="E: efficient. R: robust against attacks. P: provably robust. W: no weights to tune.\n"
-        "cost: of a step in forward passes, for 10 classes, in the ramp / after it (colt: / in its stages).\n"
-        "advibp methods NAME tells more. A Method of your own goes wherever a name does: --method file.py:NAME",
+        "cost: forward passes per step, for 10 classes: in the ramp / after it (colt: / in its stages).\n"
+        "Details: advibp methods NAME. Your own method: advibp train --method file.py:NAME",
         box=SIMPLE_HEAD,
         pad_edge=False,
     )
@@ -89,25 +95,26 @@ def _show_method(name: str) -> None:
         hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(METHODS)}."
         raise UserError(f"There is no method '{name}'; {hint}")
     method = METHODS[name]
-    told = {
+    rows = {
         "loss": method.says,
-        "below": _says(method.lower),
-        "above": _says(method.upper),
+        "lower loss": _description(method.lower),
+        "upper loss": _description(method.upper),
         "weights": str(method.weighting) if method.lower and method.upper else "",
         "stages": {None: "", "box": "in latent boxes", "zonotope": "in latent zonotopes"}[method.latent],
-        "proved by": method.verifier,
-        "cost": f"{_cost(name)} forward passes a step",
+        "verifier": method.verifier,
+        "cost": f"{_cost(name)} forward passes per step",
         "needs": method.needs,
-        "reads": ", ".join(method.reads),
+        "keys": ", ".join(method.reads),
         "recipe": ", ".join(f"{key} {value}" for key, value in method.recipe.items()),
     }
-    for key, value in told.items():
+    for key, value in rows.items():
         if value:
             OUT.print(f"[bold]{key:10}[/] {value}", soft_wrap=True, highlight=False)
 
 
-def _says(objective: Objective | None) -> str:
-    return " ".join((objective.__doc__ or "").split()) if objective else ""
+def _description(objective: Objective | None) -> str:
+    """Return the first paragraph of the docstring."""
+    return " ".join((inspect.getdoc(objective) or "").partition("\n\n")[0].split()) if objective else ""
 
 
 def run_recipes(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""The test images and the network that a command line names."""
+"""Load the network that an option names."""
 
 from __future__ import annotations
 
@@ -13,4 +13,5 @@ Test = datasets.Split | datasets.Lazy
 
 
 def own_net(args: argparse.Namespace) -> nn.Module | None:
+    """Return the network of --net file.py:function; None without the option."""
     return nets.from_file(args.net) if args.net else None

@@ -1,4 +1,4 @@
-"""advibp certify --onnx NET --vnnlib PROPERTY: a network and a question from elsewhere, answered as in the VNN-COMP."""
+"""advibp certify --onnx NET --vnnlib PROPERTY: decide a property, with the output format of the VNN-COMP."""
 
 from __future__ import annotations
 
@@ -20,12 +20,10 @@ from advibp.errors import UserError
 from advibp.execution.device import resolve_device
 from advibp.storage import checkpoint
 from advibp.verify.certification import arithmetic_of
-from advibp.vnncomp import onnx
-from advibp.vnncomp.properties import Finding, decide
-from advibp.vnncomp.vnnlib import vnnlib_file
+from advibp.vnncomp import Finding, decide, load_onnx, read_vnnlib
+from advibp.vnncomp.vnnlib.vnnlib_file import counterexample_text
 
-#: An answer, or none though it was looked for to the end, is success; running out of time is told apart.
-_EXIT = {"sat": 0, "unsat": 0, "unknown": 0, "timeout": 1}
+_EXIT_CODES = {"sat": 0, "unsat": 0, "unknown": 0, "timeout": 1}
 
 #: Options of `certify` that are about runs and their test images.
 _IGNORED = (
@@ -33,91 +31,91 @@ _IGNORED = (
     "attack", "steps", "step", "restarts", "loss", "seed",
 )  # fmt: skip
 
-_GRACE = 0.5  # seconds, in which a search that looks at the clock can come to its end
+_GRACE = 0.5  # seconds after the deadline, in which a search that checks the time can finish
 
 
 def property_options(certify: argparse.ArgumentParser) -> None:
-    files = certify.add_argument_group("files from elsewhere, instead of a run")
-    files.add_argument("--onnx", metavar="NET", help="a network: .onnx")
-    files.add_argument("--vnnlib", metavar="PROPERTY", help="what it must not do: .vnnlib or .vnnlib.gz")
-    files.add_argument("--timeout", type=float, metavar="SECONDS", help="in all; default: none")
-    files.add_argument("--result", metavar="FILE", help="the answer, and the counterexample below it, as a file too")
+    files = certify.add_argument_group("ONNX and VNN-LIB files, instead of a run")
+    files.add_argument("--onnx", metavar="NET", help="the network, an .onnx file")
+    files.add_argument("--vnnlib", metavar="PROPERTY", help="the unsafe behavior, a .vnnlib or .vnnlib.gz file")
+    files.add_argument("--timeout", type=float, metavar="SECONDS", help="time limit; default: none")
+    files.add_argument("--result", metavar="FILE", help="also write the verdict and the counterexample to this file")
 
 
 def run_property(args: argparse.Namespace) -> int:
-    """The last line is sat, unsat, unknown, timeout or error, come what may; before it, on sat, the counterexample."""
+    """Print sat, unsat, unknown, timeout or error as the last line; a counterexample comes before sat."""
     try:
-        found = _found(args)
+        result = _decide(args)
         if args.result:
-            checkpoint.write_atomically(Path(args.result), f"{found.verdict}\n{_counterexample(found)}")
+            checkpoint.write_atomically(Path(args.result), f"{result.verdict}\n{_counterexample(result)}")
     except UserError as error:
-        return _failed(str(error))
+        return _print_error(str(error))
     except OSError as error:
-        return _failed(f"{error.filename or 'a file'}: {error.strerror or error}; free or name another place.")
+        return _print_error(f"{error.filename or 'a file'}: {error.strerror or error}; choose another place.")
     except Exception:
         traceback.print_exc()
-        return _failed("this is a mistake of advibp; please report the lines above.")
-    print(f"{_counterexample(found)}{found.verdict}")
-    return _EXIT[found.verdict]
+        return _print_error("this is a bug in advibp; please report the lines above.")
+    print(f"{_counterexample(result)}{result.verdict}")
+    return _EXIT_CODES[result.verdict]
 
 
-def _found(args: argparse.Namespace) -> Finding:
+def _decide(args: argparse.Namespace) -> Finding:
     if args.run or not (args.onnx and args.vnnlib):
-        raise UserError("A property needs --onnx NET and --vnnlib PROPERTY, and no run; give both.")
+        raise UserError("Give --onnx NET and --vnnlib PROPERTY together, and no run.")
     refuse_ignored(args, _IGNORED, "with --onnx and --vnnlib")
     if args.timeout is not None and not args.timeout > 0:
-        raise UserError(f"timeout is {args.timeout}, but must be seconds above 0.")
+        raise UserError(f"timeout is {args.timeout}, but must be a number of seconds above 0.")
     if args.result and not Path(args.result).parent.is_dir():
-        raise UserError(f"the folder {Path(args.result).parent} does not exist; make it first.")
+        raise UserError(f"the folder {Path(args.result).parent} does not exist; create it first.")
     if args.threads:
         torch.set_num_threads(args.threads)
     deadline = time.monotonic() + (math.inf if args.timeout is None else args.timeout)
-    net = onnx.load(args.onnx)
+    net = load_onnx(args.onnx)
     try:
-        with _ending(deadline + _GRACE):
-            asked = vnnlib_file.read(args.vnnlib)
-            if not asked.cases:
-                print("note: no input and no output fulfil the property, whatever the network.", file=sys.stderr)
+        with _time_limit(deadline + _GRACE):
+            prop = read_vnnlib(args.vnnlib)
+            if not prop.cases:
+                print("note: the constraints contradict each other, so the property is unsat.", file=sys.stderr)
             net = net.to(resolve_device(args.device))
             real = arithmetic_of(net, args.arithmetic) == "real"
-            return decide(net, net.input_shape, asked, seconds=deadline - time.monotonic(), real=real)
-    except _Late:
+            return decide(net, net.input_shape, prop, seconds=deadline - time.monotonic(), real=real)
+    except _TimeOver:
         return Finding("timeout")
 
 
-class _Late(BaseException):
-    """The time is over. No Exception: those are caught on the way."""
+class _TimeOver(BaseException):
+    """The deadline has passed. A BaseException, because other code catches Exception."""
 
 
 @contextmanager
-def _ending(deadline: float) -> Iterator[None]:
-    """Ends by _Late what takes longer and does not look at the clock: to read a large file, to bound a large network.
+def _time_limit(deadline: float) -> Iterator[None]:
+    """Raise _TimeOver at the deadline, also in code that does not check the time, such as reading a large file.
 
-    Signals reach the main thread alone, and not every system has this one.
+    This works only in the main thread, which receives signals, and not on Windows, which has no SIGALRM.
     """
     if math.isinf(deadline) or threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
         yield
         return
 
-    def ring(*_: object) -> None:
-        raise _Late
+    def raise_time_over(*_: object) -> None:
+        raise _TimeOver
 
-    before = signal.signal(signal.SIGALRM, ring)
+    handler = signal.signal(signal.SIGALRM, raise_time_over)
     signal.setitimer(signal.ITIMER_REAL, min(max(deadline - time.monotonic(), 0.01), 1e9))
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, handler)
 
 
-def _failed(sentence: str) -> int:
-    print(f"error: {one_line(sentence)}", file=sys.stderr)
+def _print_error(message: str) -> int:
+    print(f"error: {one_line(message)}", file=sys.stderr)
     print("error")
     return 2
 
 
-def _counterexample(found: Finding) -> str:
-    if found.x is None or found.y is None:
+def _counterexample(result: Finding) -> str:
+    if result.x is None or result.y is None:
         return ""
-    return vnnlib_file.counterexample_text(found.x, found.y).rstrip("\n") + "\n"
+    return counterexample_text(result.x, result.y).rstrip("\n") + "\n"

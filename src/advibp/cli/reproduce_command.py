@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
 from rich.markup import escape
 
-from advibp.cli.console import OUT, count, fraction
+from advibp.cli.console import DATA_ROOT, OUT, count, fraction
 from advibp.report.sections import TableSection
 from advibp.report.table_formats import terminal
 from advibp.reproduce import PLANS, Ask, Work, make
@@ -20,37 +19,36 @@ from advibp.runs.training_display import Live
 def reproduce_options(parser: argparse.ArgumentParser) -> None:
     names = "\n".join(f"  {name:<18} {plan.says}" for name, plan in PLANS.items())
     parser.description = (
-        "Make a table or figure of the paper, measured beside published. Finished runs are reused, interrupted ones\n"
-        "continue. DIR/NAME then holds table.md, table.csv, table.tex, report.html and, for figures, figure.svg.\n\n"
+        "Reproduce a table or figure of the paper: train and certify what is missing, and compare the measured\n"
+        "with the published numbers. Finished runs are reused and interrupted runs are continued. The folder\n"
+        "DIR/NAME gets table.md, table.csv, table.tex, report.html and, for figures, figure.svg.\n\n"
         f"{names}\n\n"
-        "  advibp reproduce mnist-table --scale tiny                           seconds: does it work here?\n"
-        "  advibp reproduce mnist-table --model dm-small --dry-run             what it would train, and how long\n"
-        "  advibp reproduce baseline-figure --seeds 0 1 2 --reuse runs         take finished runs from runs/*"
+        "  advibp reproduce mnist-table --scale tiny                           a test that takes seconds\n"
+        "  advibp reproduce mnist-table --model dm-small --dry-run             list the runs and their time\n"
+        "  advibp reproduce baseline-figure --seeds 0 1 2 --reuse runs         use finished runs in runs/*"
     )
     parser.add_argument("name", metavar="NAME", help="one of the names above")
     parser.add_argument(
         "--scale",
         choices=SCALES,
         default="fast",
-        help="tiny: a second of training; fast: the default recipe, about an hour a run; paper: the paper's epochs",
+        help="tiny: seconds per run; fast: the default recipe, about an hour per run; paper: the paper's epochs",
     )
-    parser.add_argument("--model", nargs="+", default=[], metavar="NET", help="these nets instead of the table's")
-    parser.add_argument("--eps", nargs="+", default=[], type=fraction, help="these test radii of the table alone")
-    parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="these methods")
-    parser.add_argument("--seeds", nargs="+", default=[], type=_seed, metavar="N", help="these seeds")
-    parser.add_argument("--data", help="other data than the paper's; differences are then left out")
-    parser.add_argument("--out", default="runs/reproduce", metavar="DIR", help="where runs and tables go")
+    parser.add_argument("--model", nargs="+", default=[], metavar="NET", help="networks; default: the table's")
+    parser.add_argument("--eps", nargs="+", default=[], type=fraction, help="test radii; default: the table's")
+    parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="methods; default: the table's")
+    parser.add_argument("--seeds", nargs="+", default=[], type=_seed, metavar="N", help="seeds; default: the plan's")
+    parser.add_argument("--data", help="other data than the paper's; differences from the paper are then omitted")
+    parser.add_argument("--out", default="runs/reproduce", metavar="DIR", help="folder of runs and tables")
     parser.add_argument(
-        "--reuse", nargs="+", default=[], metavar="DIR", help="further folders whose sub-folders are runs"
-    )
-    parser.add_argument(
-        "--keep", metavar="DIR", help="copy of each run what tables are made of: no weights, no records"
+        "--reuse", nargs="+", default=[], metavar="DIR", help="folders of runs that may be used instead of training"
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="list the runs and predict their time; load and train nothing"
+        "--keep", metavar="DIR", help="copy recipe, metrics and summaries of each run here, without weights and records"
     )
-    parser.add_argument("--data-root", metavar="DIR", help="where data sets are looked for and kept")
-    parser.add_argument("--threads", type=count, help="CPU threads")
+    parser.add_argument("--dry-run", action="store_true", help="list the runs and estimate their time; train nothing")
+    parser.add_argument("--data-root", metavar="DIR", help=DATA_ROOT)
+    parser.add_argument("--threads", type=count, metavar="N", help="number of CPU threads")
     parser.add_argument("--device", help="auto, cpu, cuda, ...")
     parser.set_defaults(command=run_reproduce)
 
@@ -72,7 +70,7 @@ def run_reproduce(args: argparse.Namespace) -> None:
         where=where,
         command=args.typed,
     )
-    work = Work(ask, tell=_teller(), show=lambda: Live(OUT))
+    work = Work(ask, tell=_print_line, show=lambda: Live(OUT))
     if args.dry_run:
         _show(as_table(args.name, foresee(args.name, work)))
         return
@@ -86,8 +84,8 @@ def run_reproduce(args: argparse.Namespace) -> None:
     OUT.print(f"\n[bold]{escape(str(made.files[0].parent))}[/]: {escape(names)}", soft_wrap=True)
 
 
-def _teller() -> Callable[[str], None]:
-    return lambda line: OUT.print(line, style="dim", markup=False, soft_wrap=True)
+def _print_line(line: str) -> None:
+    OUT.print(line, style="dim", markup=False, soft_wrap=True)
 
 
 def _show(table: TableSection) -> None:

@@ -9,7 +9,7 @@ from advibp.report.sections import Section, TableSection
 from advibp.reproduce.carry_out import Measured
 from advibp.reproduce.plan import Plan
 from advibp.reproduce.wanted import MNIST, Ask, Wanted, look, want
-from advibp.runs.sweep import Changes, combined, table
+from advibp.runs.sweep import Changes, combinations, table
 
 _EPS = 0.3
 
@@ -37,7 +37,7 @@ def _rows(ask: Ask) -> list[tuple[Changes, Wanted]]:
     looks = [look(ask, [_EPS], steps=40, sample=None if ask.scale == "paper" else 2000)]
     rows: list[tuple[Changes, Wanted]] = []
     for net in ask.models or ("a",):
-        for change in combined(_vary(ask), one_by_one=True):
+        for change in combinations(_vary(ask), one_by_one=True):
             keys = {"seed": 0, **shape, **change}
             wanted = want(ask, MNIST, net=net, method="advibp", eps=eps, looks=looks, **keys)
             if all(wanted.name != other.name for _, other in rows):

@@ -26,7 +26,7 @@ from advibp.reproduce.wanted import SETTINGS, Ask, Look, Wanted
 from advibp.runs import open_run
 from advibp.runs.resuming import WHERE, recipe_of
 from advibp.runs.run_files import Certification, Errors, RunFiles, read_run
-from advibp.runs.sweep import Loaded, examined, trained
+from advibp.runs.sweep import DataCache, evaluate, train_or_open
 from advibp.runs.training_display import Display, Silent
 from advibp.storage.run_folder import RunFolder
 from advibp.verify.verifiers import in_order
@@ -98,7 +98,7 @@ class Work:
 
     @cached_property
     def load(self) -> Callable[[Recipe], Data]:
-        return Loaded()
+        return DataCache()
 
     def find(self, wanted: Wanted) -> Found:
         own = RunFolder(self.ask.out / wanted.name)
@@ -113,7 +113,7 @@ class Work:
         for folder in (*mine, *elsewhere):
             if _has_weights(folder, wanted.looks):
                 return Found("certify" if folder is own else "copy", folder.path)
-        if own.begun:
+        if own.has_weights:
             return Found("continue", own.path, len(own.history()))
         return (self._find_partial(wanted) if wanted.partial else None) or Found("train", own.path)
 
@@ -139,7 +139,7 @@ class Work:
             path = self.ask.out / f"{wanted.name}-partial"
             _copy_stages(found.path, path, found.looks)
         elif found.how in ("train", "continue"):
-            trained(wanted.recipe, self.load(wanted.recipe), path, show=self.show())
+            train_or_open(wanted.recipe, self.load(wanted.recipe), path, show=self.show())
         looks = {}
         for look in found.looks if found.how == "partial" else wanted.looks:
             seen = self._seen(path, look, wanted.recipe)
@@ -168,10 +168,10 @@ class Work:
     def _seen(self, path: Path, look: Look, recipe: Recipe) -> Certification | None:
         """What an earlier certification said, if it answers what is asked."""
         said = _said(path / look.folder)
-        asked = look.examination
+        asked = look.evaluation
         answers = (
             said is not None
-            and said.get("weights", "") in ("", RunFolder(path).weights(look.stage) or said.get("weights"))
+            and said.get("weights", "") in ("", RunFolder(path).fingerprint(look.stage) or said.get("weights"))
             and set(in_order(asked.by)) <= set(said["by"])
             and (len(said["by"]) == 1 or "flow" in said)
             and said["attack"] == str(asked.attack)
@@ -192,7 +192,7 @@ class Work:
         return len(self.load(recipe).test) if self.loads_data else None
 
     def _look(self, path: Path, look: Look, recipe: Recipe) -> Certification:
-        asked, out = look.examination, path / look.folder
+        asked, out = look.evaluation, path / look.folder
         self.tell(f"certifying {path.name} ({look.folder})")
         said, eps = _said(out), list(asked.eps)
         if said and (said["attack"], said.get("sample")) == (str(asked.attack), asked.sample):
@@ -200,7 +200,7 @@ class Work:
             known = {f"{e:g}" for e in eps}
             eps += [_radius(e, recipe) for e in said["percent"] if e not in known]
         images = self.load(recipe).test
-        certificate = examined(self._net(path, look.stage), images, asked, sorted(eps), out, self.ask.command)
+        certificate = evaluate(self._net(path, look.stage), images, asked, sorted(eps), out, self.ask.command)
         for name in in_order(asked.by):
             if any(name not in certificate.asked(e, asked.by) for e in asked.eps):
                 raise UserError(
@@ -213,7 +213,7 @@ class Work:
         where = self.ask.where
         if where.get("threads"):
             torch.set_num_threads(int(where["threads"]))
-        return open_run(path, stage=stage)[0].to(resolve_device(str(where.get("device", "auto"))))
+        return open_run(path, stage=stage).net.to(resolve_device(str(where.get("device", "auto"))))
 
 
 def _radius(said: str, recipe: Recipe) -> float:
@@ -256,7 +256,7 @@ def _has_weights(folder: RunFolder, looks: Sequence[Look]) -> bool:
 
 
 def _has_weights_of(folder: RunFolder, look: Look) -> bool:
-    return (folder.model if look.stage is None else folder.after_stage(look.stage)).exists()
+    return (folder.model if look.stage is None else folder.stage_file(look.stage)).exists()
 
 
 #: What a summary must say, and how.
@@ -288,9 +288,9 @@ def _copy(source: Path, target: Path) -> None:
 def _copy_stages(source: Path, target: Path, looks: Sequence[Look]) -> None:
     """Of a run that may be unfinished, what is needed to certify it at some stages; it can't be trained on."""
     at, to = RunFolder(source), RunFolder(target)
-    to.after_stage(0).parent.mkdir(parents=True, exist_ok=True)
+    to.stage_file(0).parent.mkdir(parents=True, exist_ok=True)
     files = [(at.path / name, to.path / name) for name in ("recipe.yaml", "metrics.jsonl")]
-    files += [(at.after_stage(look.stage), to.after_stage(look.stage)) for look in looks if look.stage is not None]
+    files += [(at.stage_file(look.stage), to.stage_file(look.stage)) for look in looks if look.stage is not None]
     for file, copy in files:
         if file.exists():
             shutil.copyfile(file, copy)

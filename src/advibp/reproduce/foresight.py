@@ -12,7 +12,7 @@ from advibp.reproduce.carry_out import Found, Work
 from advibp.reproduce.plans import plan_of
 from advibp.reproduce.wanted import Wanted, told
 from advibp.runs import first_net
-from advibp.runs.estimate import pass_seconds, predicted_seconds, stand_in
+from advibp.runs.estimate import pass_seconds, placeholder_data, predict_seconds
 from advibp.runs.training_display import clock
 from advibp.training import Training
 
@@ -50,13 +50,13 @@ class _Times:
             return None
         kind = (_kind(recipe), epochs)
         if kind not in self._known:
-            data = stand_in(recipe, row)
+            data = placeholder_data(recipe, row)
             plain = dataclasses.replace(recipe, normalize=False)  # mean and std are unknown, and cost nothing
             training = Training(first_net(plain, data), data, recipe)
             net = (recipe.net, recipe.data)
             if net not in self._passes:
                 self._passes[net] = pass_seconds(training)
-            self._known[kind] = predicted_seconds(training, self._passes[net], epochs)
+            self._known[kind] = predict_seconds(training, self._passes[net], epochs)
         return self._known[kind]
 
 
@@ -69,8 +69,8 @@ def _kind(recipe: Recipe) -> object:
 def as_table(name: str, foreseen: list[Foreseen]) -> TableSection:
     rows = []
     for one in foreseen:
-        eps = dict.fromkeys(told(e) for look in one.wanted.looks for e in look.examination.eps)
-        by = dict.fromkeys(b for look in one.wanted.looks for b in look.examination.by)
+        eps = dict.fromkeys(told(e) for look in one.wanted.looks for e in look.evaluation.eps)
+        by = dict.fromkeys(b for look in one.wanted.looks for b in look.evaluation.by)
         differs = one.wanted.recipe.command().removeprefix("advibp train ")
         took = "unknown" if one.seconds is None else clock(one.seconds) if one.seconds else ""
         rows.append([one.wanted.name, differs, " ".join(eps), " ".join(by), one.found.says, took])

@@ -12,7 +12,7 @@ from advibp import nets
 from advibp.errors import UserError
 from advibp.methods import METHODS
 from advibp.recipe import Recipe, read
-from advibp.runs.sweep import Examination
+from advibp.runs.sweep import Evaluation
 from advibp.verify import Attack
 from advibp.verify.verifiers import searches
 
@@ -156,7 +156,7 @@ def told(eps: float) -> str:
 class Look:
     """How a run, or what it was after a stage, is examined, and the folder beside its weights that says so."""
 
-    examination: Examination
+    evaluation: Evaluation
     stage: int | None = None
     folder: str = "certify"
 
@@ -229,7 +229,7 @@ def look(
     """An examination at the scale that was asked for: PGD of `steps`, 60 seconds an image where there is a search."""
     tiny, searching = ask.scale == "tiny", any(name in searches() for name in by)
     return Look(
-        examination=Examination(
+        evaluation=Evaluation(
             eps=tuple(eps),
             by=tuple(by),
             attack=Attack(steps=_TINY_STEPS if tiny else steps),

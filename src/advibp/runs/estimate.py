@@ -1,7 +1,7 @@
-"""How long a run will take here.
+"""Estimate how long a run takes on this machine.
 
-`estimated_seconds` times a few steps of each phase, on the data. `predicted_seconds` takes less than a second and needs
-no data: it times forward and backward passes of the network, and multiplies by the passes of the whole run.
+`estimate_seconds` times a few steps of each phase on the data. `predict_seconds` takes less than a second and needs no
+data: it times forward and backward passes of the network and multiplies by the number of passes of the run.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from advibp.recipe import Recipe
 from advibp.training import Training
 from advibp.training.step_cost import remaining_cost
 
-#: Steps of a phase that are timed; one more comes before them, for what only the first has to do.
+#: Steps of a phase that are timed, after one warm-up step.
 TIMED = 2
 
 
-def estimated_seconds(net: nn.Module, data: Data, recipe: Recipe, method: Method | None = None) -> float:
-    """Seconds of a whole run, evaluation left out. `net` stays as it is."""
-    # Steps out of turn may have losses that no run has.
+def estimate_seconds(net: nn.Module, data: Data, recipe: Recipe, method: Method | None = None) -> float:
+    """Return the seconds of a whole run without validation. `net` is not changed."""
+    # These steps are out of order, so that their losses may be larger than those of a run.
     trial = Training(copy.deepcopy(net), data, dataclasses.replace(recipe, max_loss=1e30), method)
     trial.check()
     x, y = trial.feed.example(trial.batch_size)
@@ -52,8 +52,8 @@ def estimated_seconds(net: nn.Module, data: Data, recipe: Recipe, method: Method
     return total
 
 
-def stand_in(recipe: Recipe, row: Row) -> Data:
-    """Data of the sizes that the recipe would load, without loading: one gray image, repeated without using memory."""
+def placeholder_data(recipe: Recipe, row: Row) -> Data:
+    """Return data of the recipe's sizes without loading the data set: one gray image, repeated without using memory."""
     images = min(row.images[0] - recipe.validation, recipe.limit or row.images[0])
     shape = row.input_shape
 
@@ -64,12 +64,12 @@ def stand_in(recipe: Recipe, row: Row) -> Data:
     return Data(row.name, split(images), split(recipe.validation), split(row.images[1]), row.classes)
 
 
-#: Images of each timed pass. The first pass warms up; after a pass of _LONG seconds no further one is made.
+#: Images of each timed pass. The first pass warms up. A pass of more than _LONG seconds is the last one.
 _PASSES, _LONG = (8, 64, 64, 64), 0.2
 
 
 def pass_seconds(training: Training) -> float:
-    """Seconds of one forward pass of the network per image: a third of a forward and a backward pass."""
+    """Return the seconds of one forward pass per image: a third of a forward and a backward pass."""
     best = math.inf
     for images in _PASSES:
         x, y = (part.contiguous() for part in training.feed.example(images))
@@ -78,17 +78,22 @@ def pass_seconds(training: Training) -> float:
         began = time.perf_counter()
         gradients = torch.autograd.grad(F.cross_entropy(training.net(x), y), training.params)
         gradients[0].sum().item()  # waits for the device
-        took = time.perf_counter() - began
-        best = min(best, took / 3 / len(x))
-        if took > _LONG:
+        seconds = time.perf_counter() - began
+        best = min(best, seconds / 3 / len(x))
+        if seconds > _LONG:
             break
     return best
 
 
-def predicted_seconds(training: Training, each_pass: float, epochs: int = 0) -> float:
-    """Seconds of what is left of a run after its first `epochs`, from `pass_seconds`; evaluation is left out.
+def predict_seconds(training: Training, each_pass: float, epochs: int = 0) -> float:
+    """Return the remaining seconds of a run after its first `epochs`, without validation.
 
-    Compared with `estimated_seconds` on twelve networks and methods it was 0.6 to 1.4 times as long.
+    On twelve networks and methods the result was 0.6 to 1.4 times that of `estimate_seconds`.
+
+    Args:
+        training: the training; its `steps` are changed.
+        each_pass: result of `pass_seconds`.
+        epochs: epochs that are finished.
     """
     course = training.course
     main = math.ceil(course.main / course.per_epoch)
@@ -97,17 +102,17 @@ def predicted_seconds(training: Training, each_pass: float, epochs: int = 0) -> 
     return each_pass * training.batch_size * remaining_cost(training)
 
 
-#: Epochs of a recipe; one that is a share of all epochs needs no change.
-SPANS = ("epochs", "stage_epochs", "warmup_natural", "warmup_adversarial", "warmup_adversarial_ramp", "ramp")
+#: Recipe keys that are numbers of epochs. A key that is a percentage of all epochs needs no change.
+EPOCH_KEYS = ("epochs", "stage_epochs", "warmup_natural", "warmup_adversarial", "warmup_adversarial_ramp", "ramp")
 
 
-def fitted(recipe: Recipe, seconds: float, estimated: float) -> Recipe:
-    """The recipe with as many epochs, and epochs of stages, as fit into `seconds`; never with more than it has."""
+def shorten(recipe: Recipe, seconds: float, estimated: float) -> Recipe:
+    """Reduce the epochs of a recipe, so that a run of `estimated` seconds takes at most `seconds`."""
     share = min(1.0, seconds / estimated)
     if share == 1:
         return recipe
-    shorter = {key: getattr(recipe, key) for key in SPANS}
+    shorter = {key: getattr(recipe, key) for key in EPOCH_KEYS}
     shorter = {key: value * share for key, value in shorter.items() if isinstance(value, float)}
-    for key in ("epochs", "stage_epochs"):  # whole ones, of one at least
+    for key in ("epochs", "stage_epochs"):  # integers of at least 1
         shorter[key] = min(getattr(recipe, key), max(1.0, float(int(shorter[key]))))
     return Recipe.of({**recipe.as_dict(), **shorter})

@@ -1,4 +1,4 @@
-"""The commands that come next, as people type them."""
+"""The commands that continue or certify a run, as a user types them."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from advibp.recipe import Recipe
 
 
 def has_command(recipe: Recipe) -> bool:
-    """Whether a command line can name its network and its method."""
+    """Return whether the command line can name the recipe's network and method."""
     return (nets.is_known(recipe.net) or nets.is_own(recipe.net)) and not recipe.method.startswith("python:")
 
 
 def how_to_go_on(recipe: Recipe, path: Path) -> str:
-    """What continues a run."""
+    """Return the command, or the Python call, that resumes a run."""
     if not has_command(recipe):
         return f"advibp.train(..., out={str(path)!r}, resume=True)"
-    # What is one's own runs only if it is typed.
-    named = [recipe.data, recipe.net] if nets.is_own(recipe.net) else []
+    # User code is run only if the user types its name.
+    data_and_net = [recipe.data, recipe.net] if nets.is_own(recipe.net) else []
     method = [] if recipe.method in METHODS else ["--method", recipe.method]
-    return shlex.join(["advibp", "train", *named, *method, "--resume", "--out", str(path)])
+    return shlex.join(["advibp", "train", *data_and_net, *method, "--resume", "--out", str(path)])
 
 
 def how_to_certify(recipe: Recipe, path: Path, method: Method | None = None) -> str:
-    """What certifies a finished run; `method` where it is one's own, which a recipe only names."""
-    own = ["--net", recipe.net if nets.is_own(recipe.net) else "file.py:function"]
+    """Return the command that certifies a finished run. A user's method is passed as `method`."""
+    user_net = ["--net", recipe.net if nets.is_own(recipe.net) else "file.py:function"]
     by = _verifier(recipe, method or METHODS.get(recipe.method))
     words = ["advibp", "certify", str(path), "--eps", str(recipe.eps), *(["--by", "ibp", by] if by else [])]
-    return shlex.join([*words, *([] if nets.is_known(recipe.net) else own)])
+    return shlex.join([*words, *([] if nets.is_known(recipe.net) else user_net)])
 
 
 def _verifier(recipe: Recipe, method: Method | None) -> str:
-    """By what the network was trained to be proved, if not by IBP."""
+    """Return the verifier whose bounds the method trains on; "" for IBP."""
     if method is None:
         return ""
     verifier = "crown-ibp" if "beta" in method.reads and recipe.beta > 0 else method.verifier

@@ -1,4 +1,4 @@
-"""The data that a recipe asks for, told while it is fetched."""
+"""Load the data set of a recipe, with a progress bar while it is downloaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from advibp.recipe import Recipe
 def load_data(
     recipe: Recipe, source: str, limit: int | None, root: str | None = None, *, validate: bool = True
 ) -> datasets.Data:
-    """The data set of a recipe, or another `source`; without `validate` no training images are held out."""
+    """Load a data set with the options of a recipe.
+
+    Args:
+        recipe: options: validation, size, data_root.
+        source: name or path of the data set.
+        limit: number of training images; None for all.
+        root: folder of data sets; by default the recipe's data_root.
+        validate: hold out training images for validation.
+    """
     with Fetching() as fetching:
         return datasets.load(
             source,

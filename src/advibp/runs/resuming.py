@@ -1,4 +1,4 @@
-"""Whether and how a run resumes: which recipes are the same run, and which checkpoint it continues from."""
+"""Resume a run: compare its recipe, and restore the newest checkpoint that is not damaged."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from advibp.storage import checkpoint
 from advibp.storage.run_folder import RunFolder
 from advibp.training import Training
 
-#: Recipe keys that say where a run computes, not what. They may differ when it is resumed.
+#: Recipe keys that may differ when a run is resumed: they do not change what is computed.
 WHERE = ("device", "threads", "at_once", "recompute", "data", "data_root", "published")
-#: Recipe keys of what comes after the epochs. They may be changed, also in a finished run, until it has begun.
+#: Recipe keys of the layer-wise stages. They may be changed until the stages begin, also in a finished run.
 _LATER = ("stages", "stage_epochs", "stage_lr", "stage_lr_milestones")
 
 
 def recipe_of(folder: RunFolder) -> Recipe:
-    """The recipe of a run, also of one that an older version wrote."""
+    """Return the recipe of a run; old names of methods are updated."""
     keys = folder.recipe()
     if keys.get("method") == "fgsm-random":
         keys["method"] = "rs-fgsm"
@@ -26,22 +26,22 @@ def recipe_of(folder: RunFolder) -> Recipe:
 
 
 def check_same_run(folder: RunFolder, recipe: Recipe) -> None:
-    """Refuse to resume with another recipe."""
+    """Raise a UserError if a run was started with another recipe."""
     _check_same(folder.path, recipe_of(folder).as_dict(), recipe, ignored=(*WHERE, *_LATER))
 
 
-def _check_same(path: Path, kept: dict[str, Any], recipe: Recipe, ignored: tuple[str, ...]) -> None:
-    asked = recipe.as_dict()
-    for key in asked:
-        if key in kept and key not in ignored and kept[key] != asked[key]:
+def _check_same(path: Path, stored: dict[str, Any], recipe: Recipe, ignored: tuple[str, ...]) -> None:
+    requested = recipe.as_dict()
+    for key in requested:
+        if key in stored and key not in ignored and stored[key] != requested[key]:
             raise UserError(
-                f"{path} was started with {key} = {kept[key]}, not {asked[key]}; resume it without changing "
+                f"{path} was started with {key} = {stored[key]}, not {requested[key]}; resume it without changing "
                 f"{key}, or train into another --out."
             )
 
 
 def save(folder: RunFolder, training: Training, facts: dict[str, Any]) -> None:
-    """Save a checkpoint of a training, with more facts that JSON can hold."""
+    """Save a checkpoint of a training, with additional facts that JSON can represent."""
     state = training.state_dict()
     tensors = {f"{group}.{name}": tensor for group in _GROUPS for name, tensor in state.pop(group).items()}
     facts = {**facts, **state, "data": training.feed.fingerprint, "recipe": training.recipe.as_dict()}
@@ -55,41 +55,40 @@ def restore(folder: RunFolder, training: Training) -> tuple[dict[str, Any], list
     """Load the newest undamaged checkpoint into a training.
 
     Returns:
-        Its facts, {} if the run has no checkpoint yet, and a message for every damaged checkpoint.
+        The facts of the checkpoint ({} if the run has none yet), and a message for each damaged checkpoint.
     """
     damaged: dict[Path, str] = {}
     for path in checkpoint.newest(folder.checkpoints):
         try:
             tensors, facts = checkpoint.load(path)
             if not {"steps", "c_max", "recipe", "data"} <= facts.keys():
-                raise UserError(f"{path} is no checkpoint, but another file of advibp; delete it.")
+                raise UserError(f"{path} is not a checkpoint; delete it.")
         except UserError as error:
             damaged[path] = str(error)
             continue
-        # recipe.yaml may have been edited since.
-        begun = facts["steps"] > training.course.main
-        _check_same(
-            folder.path, current_keys(facts["recipe"]), training.recipe, ignored=WHERE if begun else (*WHERE, *_LATER)
-        )
+        # The checkpoint has its own copy of the recipe, because recipe.yaml may have been edited.
+        in_stages = facts["steps"] > training.course.main
+        ignored = WHERE if in_stages else (*WHERE, *_LATER)
+        _check_same(folder.path, current_keys(facts["recipe"]), training.recipe, ignored=ignored)
         if facts["data"] != training.feed.fingerprint:
-            raise UserError(f"{folder.path} was trained on other images than these; resume it with its own data.")
+            raise UserError(f"{folder.path} was trained on other images; resume it with the same data.")
         state = {group: checkpoint.group(group, tensors) for group in _GROUPS}
         try:
             training.load_state_dict({**state, "steps": facts["steps"], "c_max": facts["c_max"]})
         except RuntimeError as error:
-            raise checkpoint.unfit(error, path) from None
-        for file in damaged:  # so that it is not kept in place of an undamaged one
+            raise checkpoint.mismatch_error(error, path) from None
+        for file in damaged:  # renamed, so that it does not count as one of the newest checkpoints
             file.rename(file.with_suffix(".damaged"))
         if not training.finished:  # stages may have been added to a finished run
             folder.reopen(training.epoch)
         if recipe_of(folder) != training.recipe:
             folder.write_recipe(training.recipe.to_yaml())
-        folder.forget_after(training.epoch)
+        folder.truncate_history(training.epoch)
         return facts, list(damaged.values())
     if damaged:
         first = next(iter(damaged.values())).rpartition(";")[0]
-        raise UserError(f"No checkpoint of {folder.path} is whole: {first}; train again, into another --out.")
+        raise UserError(f"All checkpoints of {folder.path} are damaged: {first}; train again into another --out.")
     if folder.model.exists():
-        raise UserError(f"{folder.path} is finished and its checkpoints are gone; nothing is left to resume.")
-    folder.forget_after(0)
+        raise UserError(f"{folder.path} is finished and has no checkpoints; there is nothing to resume.")
+    folder.truncate_history(0)
     return {}, []

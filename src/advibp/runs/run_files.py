@@ -1,9 +1,8 @@
-"""A run's folder as it lies on the disk, finished or not, with or without weights.
+"""Read the folder of a run, finished or not, with or without weights.
 
     recipe.yaml  summary.json  metrics.jsonl  certify/{summary.json, records.jsonl, radii.jsonl}  certify-stage-K/...
 
-A folder that is kept for its numbers alone has no weights and no records; `certify/summary.json` then says what they
-said.
+An archived folder may have no weights and no records. Then the numbers come from `certify/summary.json`.
 """
 
 from __future__ import annotations
@@ -25,30 +24,45 @@ from advibp.verify.verifiers import stage_position
 
 @dataclass(frozen=True)
 class Errors:
-    """Of one network at one eps, in percent."""
+    """Errors of one network at one eps, in percent.
+
+    Attributes:
+        images: number of images.
+        standard: misclassified images.
+        attack: images that are misclassified or broken by the attack.
+        verified: by verifier, cheapest first: images that neither it nor a cheaper verifier has proved.
+    """
 
     images: int
     standard: float
     attack: float
-    verified: dict[str, float]  # by each verifier that was asked, cheapest first: not proved by it or one before it
+    verified: dict[str, float]
 
     @property
     def best(self) -> float:
-        """By all verifiers together."""
+        """Verified error of all verifiers together, in percent."""
         return min(self.verified.values())
 
 
 @dataclass(frozen=True)
 class Certification:
-    """What `advibp certify` left in a folder."""
+    """Results of `advibp certify` in a folder.
+
+    Attributes:
+        path: the folder.
+        summary: summary.json; {} if it is missing.
+        records: records.jsonl, one record per image and eps.
+        radii: radii.jsonl, one entry per image.
+    """
 
     path: Path
-    summary: dict[str, Any]  # {} if there is none
+    summary: dict[str, Any]
     records: list[Record]
     radii: list[Radius]
 
     @cached_property
     def certificate(self) -> Certificate:
+        """The records as a certificate."""
         return Certificate(self.records)
 
     @property
@@ -58,24 +72,24 @@ class Certification:
 
     @property
     def attack(self) -> str:
-        """All attacks that were made, of this call and of earlier ones whose records stand."""
-        told: str = self.summary.get("attack", "")
-        return self.certificate.attack(told) if self.records else told
+        """Description of all attacks that the records come from."""
+        description: str = self.summary.get("attack", "")
+        return self.certificate.attack(description) if self.records else description
 
     @property
     def arithmetic(self) -> str:
-        """What the proofs cover. Files of versions that did not say so ignore rounding."""
-        told = {r.arithmetic for r in self.records if r.verdict == "robust"}
-        return " / ".join(sorted(told)) or self.summary.get("arithmetic", "real")
+        """Arithmetic that the proofs cover; "real" for files of versions that did not record it."""
+        names = {r.arithmetic for r in self.records if r.verdict == "robust"}
+        return " / ".join(sorted(names)) or self.summary.get("arithmetic", "real")
 
     def counts(self, eps: float) -> dict[str, int]:
-        """How many images got each verdict."""
+        """Return the number of images by verdict."""
         return dict(
             self.certificate.counts(eps) if self.records else self.summary.get("verdicts", {}).get(f"{eps:g}", {})
         )
 
     def flow(self, eps: float) -> list[Decided]:
-        """Who decided what, in the order of the stages."""
+        """Return how many images each step of the cascade decided, in order."""
         if self.records:
             return self.certificate.flow(eps)
         try:
@@ -84,44 +98,73 @@ class Certification:
             raise _damaged(self.path / "summary.json") from None
 
     def errors(self, eps: float) -> Errors:
+        """Return the errors at one eps, in percent."""
         if self.records:
-            told = {name: 100 * share for name, share in self.certificate.errors(eps).items()}
-            asked, images = self.certificate.asked(eps), self.certificate.counts(eps).total()
+            percent = {name: 100 * share for name, share in self.certificate.errors(eps).items()}
+            verifiers, images = self.certificate.asked(eps), self.certificate.counts(eps).total()
         else:
-            told, asked, images = self.summary["percent"][f"{eps:g}"], self.summary["by"], self.summary["images"]
+            percent, verifiers, images = (
+                self.summary["percent"][f"{eps:g}"],
+                self.summary["by"],
+                self.summary["images"],
+            )
         flow = self.flow(eps)
         proved = {d.by for d in flow if d.verdict == "robust" and d.by}
-        asked = sorted({*asked, *proved}, key=stage_position)  # a summary may name those alone who were asked last
-        verified = {name: 100 * share for name, share in verified_errors(flow, asked).items()} if flow else {}
-        # What is said of all verifiers together was rounded, or not, by one rule.
-        verified |= dict.fromkeys(asked[-1:], told["verified_error"])
-        attack = told["attack_error" if "attack_error" in told else "pgd_error"]  # its name in older summaries
-        return Errors(images, told["standard_error"], attack, verified)
+        # A summary lists only the verifiers of the last call.
+        verifiers = sorted({*verifiers, *proved}, key=stage_position)
+        verified = {name: 100 * share for name, share in verified_errors(flow, verifiers).items()} if flow else {}
+        # The error of all verifiers together is stored and may be rounded; use it instead of the computed one.
+        verified |= dict.fromkeys(verifiers[-1:], percent["verified_error"])
+        attack = percent["attack_error" if "attack_error" in percent else "pgd_error"]  # its name in older summaries
+        return Errors(images, percent["standard_error"], attack, verified)
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """One run."""
+    """Contents of the folder of a run, from `read_run`.
+
+    Attributes:
+        path: the folder.
+        recipe: keys of recipe.yaml.
+        summary: summary.json; None if the run is not finished.
+        history: metrics of each finished epoch.
+        certified: certifications by layer-wise stage; None is the final network.
+        stale: for certifications of other weights, which are omitted: a message, by layer-wise stage.
+
+    Example:
+        ```python
+        run = read_run("runs/first")
+        print(run.name, run.last.errors(0.1).best)
+        ```
+    """
 
     path: Path
     recipe: dict[str, Any]
-    summary: dict[str, Any] | None  # None: it is not finished
-    history: list[dict[str, Any]]  # metrics of each finished epoch
-    certified: dict[int | None, Certification] = field(default_factory=dict)  # by stage; None: as trained at last
-    stale: dict[int | None, str] = field(default_factory=dict)  # left out, for they are of other weights: a note each
+    summary: dict[str, Any] | None
+    history: list[dict[str, Any]]
+    certified: dict[int | None, Certification] = field(default_factory=dict)
+    stale: dict[int | None, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        return self.path.resolve().name  # of `.` too
+        """Name of the folder."""
+        return self.path.resolve().name  # also for `.`
 
     @property
     def last(self) -> Certification | None:
-        """Of the network as it was trained at last."""
+        """Certification of the final network."""
         return self.certified.get(None)
 
 
 def read_run(path: str | Path) -> RunFiles:
-    """All that a run's folder says; what a kill cut short is passed over."""
+    """Read the folder of a run. Its weights are not loaded, and incomplete last lines are skipped.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        UserError: the folder is not a run, or a file is damaged.
+    """
     folder = RunFolder(Path(path))
     recipe = folder.recipe()
     certified, stale = _certified(folder)
@@ -136,8 +179,8 @@ def read_run(path: str | Path) -> RunFiles:
 
 
 def _certified(folder: RunFolder) -> tuple[dict[int | None, Certification], dict[int | None, str]]:
-    """What was certified of the weights that are in the folder now, and a note for what was of others."""
-    found: dict[int | None, Certification] = {}
+    """Return the certifications of the weights in the folder, and a message for those of other weights."""
+    current_by_stage: dict[int | None, Certification] = {}
     stale: dict[int | None, str] = {}
     for path in [folder.path / "certify", *folder.path.glob("certify-stage-*")]:
         name = path.name.removeprefix("certify").removeprefix("-stage-")
@@ -153,41 +196,41 @@ def _certified(folder: RunFolder) -> tuple[dict[int | None, Certification], dict
         _check(read)
         current = _current(read, folder, stage)
         if current.eps or current.radii:
-            found[stage] = _newest(current)
+            current_by_stage[stage] = _newest(current)
         if (current.eps, bool(current.radii)) != (read.eps, bool(read.radii)):
             which = "" if stage is None else f" after stage {stage}"
             stale[stage] = f"{path} certifies other weights than the run{which} has now; certify it again."
-    return found, stale
+    return current_by_stage, stale
 
 
 def _current(read: Certification, folder: RunFolder, stage: int | None) -> Certification:
-    """Without what is of other weights than those of the run; the weights may be gone, or not have been recorded."""
+    """Remove results of other weights than the run's. Results without a fingerprint, or of lost weights, are kept."""
     known = {*(r.weights for r in read.records), *(r.weights for r in read.radii), read.summary.get("weights") or ""}
-    weights = folder.weights(stage) if known != {""} else None
+    weights = folder.fingerprint(stage) if known != {""} else None
     if weights is None:
         return read
-    mine = ("", weights)
+    accepted = ("", weights)
     return Certification(
         read.path,
-        read.summary if (read.summary.get("weights") or "") in mine else {},
-        [r for r in read.records if r.weights in mine],
-        [r for r in read.radii if r.weights in mine],
+        read.summary if (read.summary.get("weights") or "") in accepted else {},
+        [r for r in read.records if r.weights in accepted],
+        [r for r in read.radii if r.weights in accepted],
     )
 
 
 def _check(read: Certification) -> None:
-    """That the summary, where it speaks for the records, says all that is asked of it."""
+    """Raise a UserError if the summary is incomplete. Only the attack is needed if there are records."""
     try:
-        _words(read.attack)
+        _check_strings(read.attack)
         for eps in () if read.records else read.eps:
             errors, counts = read.errors(eps), read.counts(eps)
-            _numbers(eps, errors.images, errors.standard, errors.attack, errors.best, *counts.values())
+            _check_numbers(eps, errors.images, errors.standard, errors.attack, errors.best, *counts.values())
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError, OverflowError):
         raise _damaged(read.path / "summary.json") from None
 
 
 def _newest(read: Certification) -> Certification:
-    """One record an image and eps, the last, and of one network, the newest: a file may hold what was superseded."""
+    """Keep the last record per image and eps, and only those of the network of the last record."""
     last = {(r.index, r.eps): r for r in read.records if r.model == read.records[-1].model}
     records = sorted(last.values(), key=lambda r: (r.eps, r.index))
     radii = [r for r in read.radii if r.model == read.radii[-1].model]
@@ -198,24 +241,24 @@ def _json(file: Path) -> dict[str, Any] | None:
     if not file.exists():
         return None
     try:
-        said = json.loads(file.read_text("utf-8"))
+        content = json.loads(file.read_text("utf-8"))
     except (ValueError, RecursionError):
         raise _damaged(file) from None
-    if not isinstance(said, dict):
+    if not isinstance(content, dict):
         raise _damaged(file)
-    return said
+    return content
 
 
-def _numbers(*values: Any) -> None:
-    """A TypeError or ValueError unless all are."""
+def _check_numbers(*values: Any) -> None:
+    """Raise a TypeError or ValueError unless all values are finite numbers."""
     if not all(math.isfinite(value) for value in values):
         raise ValueError(values)
 
 
-def _words(*values: Any) -> None:
+def _check_strings(*values: Any) -> None:
     if not all(isinstance(value, str) for value in values):
         raise TypeError(values)
 
 
 def _damaged(file: Path) -> UserError:
-    return UserError(f"{file} is damaged: it does not say what it should; restore it, or delete it and make it again.")
+    return UserError(f"{file} is damaged: a value is missing or invalid; restore it, or delete it and create it again.")

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the step is finished and saved before the program ends."""
+"""Handle Ctrl-C and SIGTERM: finish and save the current step before the program ends."""
 
 from __future__ import annotations
 
@@ -9,38 +9,45 @@ from typing import Any, Self
 
 
 class Stopped(KeyboardInterrupt):
-    """A run was asked to stop, and has; `signal` is what asked, the text says how to go on."""
+    """Raised after a run has stopped because of a signal. The message says how to continue.
 
-    def __init__(self, asked: int, told: str) -> None:
-        super().__init__(told)
-        self.signal = asked
+    Attributes:
+        signal: number of the signal.
+    """
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(message)
+        self.signal = number
 
 
 class StopRequest:
-    """While this is open, the first signal is noted (`asked`); a second one ends the program at once.
+    """Context manager that records the first Ctrl-C or SIGTERM; a second one ends the program at once.
 
-    Signals reach the main thread alone, so elsewhere nothing is caught.
+    Python delivers signals only to the main thread, so that nothing is recorded in other threads.
+
+    Attributes:
+        signal: number of the recorded signal; None if there was none.
     """
 
-    CAUGHT = (signal.SIGINT, signal.SIGTERM)
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self) -> None:
-        self.asked: int | None = None
-        self._before: dict[int, Any] = {}
+        self.signal: int | None = None
+        self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in self.CAUGHT}
+            self._handlers = {number: signal.signal(number, self._record) for number in self.SIGNALS}
         return self
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.asked = number
+    def _record(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
         self._restore()
 
     def __exit__(self, *_: object) -> None:
         self._restore()
 
     def _restore(self) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        self._before = {}
+        self._handlers = {}

@@ -1,6 +1,6 @@
-"""Several runs that differ in a few keys of one recipe, each trained and certified, in one table.
+"""Train and certify several runs that differ in a few recipe keys, and write one table.
 
-A sweep is a folder of runs. What is finished is not done again, and a run that was interrupted continues.
+A sweep is a folder of runs. Finished runs are reused and interrupted runs are continued.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from advibp.errors import UserError
 from advibp.execution.hardware import hardware
 from advibp.methods import Method
 from advibp.recipe import Recipe
-from advibp.runs import first_net, open_run, train
-from advibp.runs.estimate import SPANS, estimated_seconds, fitted
+from advibp.runs import first_net, open_with_facts, train
+from advibp.runs.estimate import EPOCH_KEYS, estimate_seconds, shorten
 from advibp.runs.recipe_data import load_data
 from advibp.runs.resuming import check_same_run, recipe_of
 from advibp.runs.training_display import Display, Silent
@@ -36,21 +36,31 @@ from advibp.verify.records import verified_errors
 from advibp.verify.verifiers import in_order
 
 Changes = dict[str, Any]
-#: Of a certification and the training before it, in percent and seconds.
+#: Columns of the table: errors in percent, and the time of the training.
 COLUMNS = ("standard", "PGD", "verified (IBP)", "verified (best)", "epochs", "s/epoch", "minutes")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Examination:
-    """How a network is judged."""
+class Evaluation:
+    """Options for the certification of a trained network.
 
-    eps: tuple[float, ...] = ()  # none: at the radius it was trained at
-    split: Literal["test", "validation"] = "test"  # what is chosen by a table must not be chosen on test images
+    Attributes:
+        eps: test radii; by default the radius of the training.
+        split: images to certify. Use "validation" to choose between runs, since test images must not be used for that.
+        by: names of verifiers.
+        attack: the attack.
+        sample: number of images, drawn at random; by default all.
+        budget: seconds per image.
+        arithmetic: arithmetic that proofs cover; by default the network's own floating-point type.
+    """
+
+    eps: tuple[float, ...] = ()
+    split: Literal["test", "validation"] = "test"
     by: tuple[str, ...] = ("ibp",)
     attack: Attack = Attack(steps=40)
     sample: int | None = None
     budget: float | None = None
-    arithmetic: str | None = None  # that proofs cover; none: the network's own
+    arithmetic: str | None = None
 
     def __post_init__(self) -> None:
         in_order(self.by)
@@ -62,115 +72,128 @@ class Examination:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What its runs have in common."""
+    """Options that all runs of a sweep share.
+
+    Attributes:
+        out: folder of the sweep.
+        load: returns the data of a recipe.
+        evaluation: how each network is certified.
+        seconds: time limit of one training; epochs are reduced to meet it.
+        methods: the user's methods, by their name in recipes.
+        show: returns the display of a run, by its name.
+    """
 
     out: Path
     load: Callable[[Recipe], Data]
-    examination: Examination = Examination()
-    seconds: float | None = None  # the most that a training may take
-    methods: Mapping[str, Method] = field(default_factory=dict)  # of one's own, by what the recipes call them
+    evaluation: Evaluation = Evaluation()
+    seconds: float | None = None
+    methods: Mapping[str, Method] = field(default_factory=dict)
     show: Callable[[str], Display] = lambda name: Silent()
 
 
-def combined(vary: Mapping[str, Sequence[Any]], *, one_by_one: bool = False) -> list[Changes]:
-    """All combinations of values, or the base, {}, and each value alone."""
+def combinations(vary: Mapping[str, Sequence[Any]], *, one_by_one: bool = False) -> list[Changes]:
+    """Return all combinations of values; with `one_by_one`, no change ({}) and then each value alone."""
     if one_by_one:
         return [{}, *({key: value} for key, values in vary.items() for value in values)]
     return [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
 
 
-def name_of(changes: Changes) -> str:
-    """A folder's name."""
-    told = "-".join(f"{key}-{value}" if key != "method" else str(value) for key, value in changes.items()) or "base"
-    return re.sub(r"[^\w.,=%+-]+", "_", told)
+def run_name(changes: Changes) -> str:
+    """Return the name of a run's folder."""
+    name = "-".join(f"{key}-{value}" if key != "method" else str(value) for key, value in changes.items()) or "base"
+    return re.sub(r"[^\w.,=%+-]+", "_", name)
 
 
-def sweep(of: Sweep, recipes: Sequence[tuple[Changes, Recipe]]) -> list[dict[str, Any]]:
-    """Train and certify one run for each recipe, which is told by how it differs from the others.
+def sweep(options: Sweep, recipes: Sequence[tuple[Changes, Recipe]]) -> list[dict[str, Any]]:
+    """Train and certify one run per recipe, and write sweep.json after each.
 
-    A run that can't be made has a row too, which says why.
+    Args:
+        options: what the runs share.
+        recipes: pairs of the changed keys, which give a run its name, and the recipe.
+
+    Returns:
+        One row per run. The row of a run that failed has the error message as "failed".
     """
     rows = []
     for change, recipe in recipes:
-        name = name_of(change)
+        name = run_name(change)
         row: dict[str, Any] = {"name": name, "changes": change}
         try:
-            row |= _one(of, recipe, of.out / name, of.show(name))
+            row |= _measure(options, recipe, options.out / name, options.show(name))
         except UserError as error:
             row["failed"] = str(error)
         rows.append(row)
-        told = {"rows": rows, "examination": _told(of.examination), "hardware": hardware()}
-        checkpoint.write_atomically(of.out / "sweep.json", json.dumps(told, indent=1, default=str) + "\n")
+        evaluation = {**vars(options.evaluation), "attack": str(options.evaluation.attack)}
+        content = {"rows": rows, "examination": evaluation, "hardware": hardware()}
+        checkpoint.write_atomically(options.out / "sweep.json", json.dumps(content, indent=1, default=str) + "\n")
     return rows
 
 
-def _told(examination: Examination) -> dict[str, Any]:
-    return {**vars(examination), "attack": str(examination.attack)}
-
-
-def _one(of: Sweep, recipe: Recipe, path: Path, show: Display) -> dict[str, Any]:
-    folder, data, method, look = RunFolder(path), of.load(recipe), of.methods.get(recipe.method), of.examination
-    if of.seconds is not None and folder.exists:  # its epochs were settled when it began
-        kept = recipe_of(folder)
-        recipe = dataclasses.replace(recipe, **{key: getattr(kept, key) for key in SPANS})
-    elif of.seconds is not None:
-        # Each epoch ends with an evaluation, and the machine may get busier.
-        recipe = fitted(recipe, 0.9 * of.seconds, estimated_seconds(first_net(recipe, data), data, recipe, method))
-    net = trained(recipe, data, path, method=method, show=show)
-    images = data.validation if look.split == "validation" else data.test
-    certificate = examined(net, images, look, list(look.eps or [recipe.eps]), path / "certify")
-    told, history = folder.summary(), folder.history()
+def _measure(options: Sweep, recipe: Recipe, path: Path, show: Display) -> dict[str, Any]:
+    """Train and certify one run, and return its row."""
+    folder, data, evaluation = RunFolder(path), options.load(recipe), options.evaluation
+    method = options.methods.get(recipe.method)
+    if options.seconds is not None and folder.exists:  # its epochs were set when it started
+        stored = recipe_of(folder)
+        recipe = dataclasses.replace(recipe, **{key: getattr(stored, key) for key in EPOCH_KEYS})
+    elif options.seconds is not None:
+        # 0.9, because the estimate excludes validation, and other processes may slow the training down.
+        recipe = shorten(recipe, 0.9 * options.seconds, estimate_seconds(first_net(recipe, data), data, recipe, method))
+    net = train_or_open(recipe, data, path, method=method, show=show)
+    images = data.validation if evaluation.split == "validation" else data.test
+    certificate = evaluate(net, images, evaluation, list(evaluation.eps or [recipe.eps]), path / "certify")
+    run_summary, history = folder.summary(), folder.history()
     return {
         "recipe": recipe.as_dict(),
         "epochs": len(history),
         "s/epoch": sum(epoch["seconds"] for epoch in history) / len(history),
-        "minutes": told["seconds"] / 60,
-        "percent": {f"{eps:g}": _percent(certificate, eps, look.by) for eps in certificate.eps},
+        "minutes": run_summary["seconds"] / 60,
+        "percent": {f"{eps:g}": _percent(certificate, eps, evaluation.by) for eps in certificate.eps},
     }
 
 
-def trained(recipe: Recipe, data: Data, path: Path, *, method: Method | None = None, show: Display) -> nn.Module:
-    """The network of a recipe, trained into a folder: a finished one is opened, an interrupted one goes on."""
+def train_or_open(recipe: Recipe, data: Data, path: Path, *, method: Method | None = None, show: Display) -> nn.Module:
+    """Return the trained network of a recipe: open a finished run, continue an interrupted one, or train."""
     folder = RunFolder(path)
-    net = first_net(recipe, data, weights=not folder.begun)
+    net = first_net(recipe, data, weights=not folder.has_weights)
     if folder.finished:
         check_same_run(folder, recipe)
-        open_run(path, net)
+        open_with_facts(path, net)
     else:
         train(net, data, recipe=recipe, method=method, out=path, resume=True, show=show)
     return net
 
 
-def examined(
-    net: nn.Module, images: Images, look: Examination, eps: Sequence[float], out: Path, command: str = ""
+def evaluate(
+    net: nn.Module, images: Images, evaluation: Evaluation, eps: Sequence[float], out: Path, command: str = ""
 ) -> Certificate:
-    """Certify into a folder; what is decided there is not decided again."""
+    """Certify into a folder. Verdicts that are already in the folder are reused."""
     return certify(
         net,
         images,
         list(eps),
-        by=look.by,
-        arithmetic=look.arithmetic,
-        attack=look.attack,
-        budget=look.budget,
-        sample=look.sample,
+        by=evaluation.by,
+        arithmetic=evaluation.arithmetic,
+        attack=evaluation.attack,
+        budget=evaluation.budget,
+        sample=evaluation.sample,
         out=out,
         command=command,
     )
 
 
-class Loaded:
-    """Data for each recipe, read once for all that ask for the same."""
+class DataCache:
+    """Loads the data of a recipe, and keeps the last data set for recipes with the same data options."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], Data] = {}
+        self._last: dict[tuple[object, ...], Data] = {}
 
     def __call__(self, recipe: Recipe) -> Data:
         key = (recipe.data, recipe.limit, recipe.validation, recipe.size, recipe.data_root)
-        if key not in self._known:
+        if key not in self._last:
             data = load_data(recipe, recipe.data, recipe.limit)
-            self._known = {key: data}  # one at a time, for memory's sake
-        return self._known[key]
+            self._last = {key: data}  # only one, to save memory
+        return self._last[key]
 
 
 def _percent(certificate: Certificate, eps: float, by: Sequence[str]) -> dict[str, float | None]:
@@ -185,7 +208,7 @@ def _percent(certificate: Certificate, eps: float, by: Sequence[str]) -> dict[st
 
 
 def table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """Header and a row per run and eps, as text."""
+    """Return the table as strings: a header, and a row per run and eps."""
     keys = list(dict.fromkeys(key for row in rows for key in row["changes"]))
     body = []
     for row in rows:
@@ -193,11 +216,12 @@ def table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
         if "failed" in row:
             body.append([*first, "", row["failed"], *[""] * (len(COLUMNS) - 1)])
         for eps, percent in row.get("percent", {}).items():
-            measured = ["-" if percent[name] is None else f"{percent[name]:.2f}" for name in COLUMNS[:4]]
-            body.append([*first, eps, *measured, f"{row['epochs']}", f"{row['s/epoch']:.2f}", f"{row['minutes']:.1f}"])
+            errors = ["-" if percent[name] is None else f"{percent[name]:.2f}" for name in COLUMNS[:4]]
+            body.append([*first, eps, *errors, f"{row['epochs']}", f"{row['s/epoch']:.2f}", f"{row['minutes']:.1f}"])
     return [[*keys, "test eps", *COLUMNS], *body]
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table, whose first row is the header, as Markdown."""
     head, *body = rows
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body)) + "\n"

@@ -1,4 +1,4 @@
-"""What a person sees while a network trains: a bar for the epoch, and a line for each finished one."""
+"""Show the progress of a training: a bar for the current epoch and a line per finished epoch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,39 @@ from advibp.training.step_cost import remaining_cost
 
 
 class Display(Protocol):
+    """Interface of the argument `show` of `advibp.train`. A display is a context manager with three callbacks.
+
+    Example:
+        ```python
+        class Losses(advibp.runs.training_display.Silent):
+            def epoch(self, training, metrics):
+                print(metrics["epoch"], metrics["verified_error"])
+
+        advibp.train(net, data, eps=0.1, show=Losses())
+        ```
+    """
+
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: Any) -> None: ...
-    def start(self, training: Training, history: list[dict[str, Any]]) -> None: ...
-    def step(self, training: Training, step: Step) -> None: ...
-    def epoch(self, training: Training, metrics: dict[str, Any]) -> None: ...
+    def start(self, training: Training, history: list[dict[str, Any]]) -> None:
+        """Called once before the first step; `history` has the epochs before a resume."""
+
+    def step(self, training: Training, step: Step) -> None:
+        """Called after each step."""
+
+    def epoch(self, training: Training, metrics: dict[str, Any]) -> None:
+        """Called after each epoch with its metrics, as in metrics.jsonl."""
 
 
 class Silent:
+    """A display that shows nothing.
+
+    Example:
+        ```python
+        advibp.train(net, data, eps=0.1, show=advibp.runs.training_display.Silent())
+        ```
+    """
+
     def __enter__(self) -> Self:
         return self
 
@@ -40,7 +65,11 @@ class Silent:
 
 
 class Live:
-    """A live bar on a terminal; anywhere else one plain line per epoch."""
+    """Shows a progress bar on a terminal, and a line per epoch everywhere. This is the default display.
+
+    Args:
+        console: a rich console.
+    """
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -56,7 +85,7 @@ class Live:
         self.last_refresh = 0.0
 
     def __enter__(self) -> Self:
-        if self.console.is_terminal:  # elsewhere even a disabled bar prints an empty line
+        if self.console.is_terminal:  # without a terminal, a disabled bar prints an empty line
             self.bar.start()
         return self
 
@@ -69,7 +98,7 @@ class Live:
     def start(self, training: Training, history: list[dict[str, Any]]) -> None:
         self.began, self.work_at_start = time.perf_counter(), remaining_cost(training)
         if training.finished:
-            self._print("this run is finished; nothing is left to train")
+            self._print("this run is already finished")
             return
         self._print(HEADER)
         if history:
@@ -85,19 +114,19 @@ class Live:
             description=f"epoch {training.course.at(training.steps - 1).epoch + 1}",
             total=training.steps_per_epoch,
             completed=training.course.at(training.steps - 1).into + 1,
-            now=f"{step.phase}  eps {step.eps:.4f}  {losses(step)}  left {self._left(training)}",
+            now=f"{step.phase}  eps {step.eps:.4f}  {losses(step)}  left {self._time_left(training)}",
         )
 
     def epoch(self, training: Training, metrics: dict[str, Any]) -> None:
-        self._print(epoch_line(metrics, training.course.epochs, self._left(training)))
+        self._print(epoch_line(metrics, training.course.epochs, self._time_left(training)))
 
     def _print(self, line: str) -> None:
         self.bar.console.print(line, highlight=False, soft_wrap=True)
 
-    def _left(self, training: Training) -> str:
-        left = remaining_cost(training)
-        done = self.work_at_start - left
-        return clock(left * (time.perf_counter() - self.began) / done) if done > 0 else "?"
+    def _time_left(self, training: Training) -> str:
+        work = remaining_cost(training)
+        done = self.work_at_start - work
+        return clock(work * (time.perf_counter() - self.began) / done) if done > 0 else "?"
 
 
 HEADER = (
@@ -107,15 +136,22 @@ HEADER = (
 
 
 def losses(step: Step) -> str:
-    below = f"L_lower {float(step.lower):.3f}" if step.lower is not None else ""
-    above = f"  L_upper {float(step.upper):.3f}" if step.upper is not None else ""
+    """Return the losses and weights of a step as text."""
+    lower = f"L_lower {float(step.lower):.3f}" if step.lower is not None else ""
+    upper = f"  L_upper {float(step.upper):.3f}" if step.upper is not None else ""
     if step.weights is None:
-        return below + above
-    return f"{below}{above}  k {step.weights.lower:.2f}/{step.weights.upper:.2f}  {step.weights.branch}"
+        return lower + upper
+    return f"{lower}{upper}  k {step.weights.lower:.2f}/{step.weights.upper:.2f}  {step.weights.branch}"
 
 
 def epoch_line(m: dict[str, Any], epochs: float, left: str) -> str:
-    """One finished epoch; a dash where its phase has no such number. Errors are those of the validation images."""
+    """Return the line of one epoch, in the columns of HEADER. Errors are on the validation images.
+
+    Args:
+        m: the metrics of the epoch. Missing numbers are shown as "-".
+        epochs: number of all epochs.
+        left: remaining time.
+    """
     shares = (
         "/".join(
             f"{100 * m[f'branch_{b}']:3.0f}" for b in ("agree", "lower", "upper", "conflict") if f"branch_{b}" in m
@@ -141,6 +177,7 @@ def _number(metrics: dict[str, Any], key: str, digits: int = 3) -> str:
 
 
 def clock(seconds: float) -> str:
+    """Format seconds as h:mm:ss or m:ss."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

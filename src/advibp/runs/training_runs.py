@@ -1,10 +1,11 @@
-"""Train into a folder, resume it, open it again."""
+"""Train into a folder, resume a run, open a finished run."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,20 +38,52 @@ from advibp.training import Training
 from advibp.training.metrics import EpochMeans
 from advibp.verify.argument_checks import check_folder, check_net, check_path, named
 
-SAVE_EVERY = 300.0  # seconds within a long epoch
+SAVE_EVERY = 300.0  # seconds between checkpoints within an epoch
 
 _USAGE = "train(net, data, eps=0.3)"
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished training: the network, trained, and what happened on the way."""
+    """A finished training, returned by `train` and `open_run`.
+
+    Attributes:
+        net: the trained network. `open_run` returns it in evaluation mode.
+        recipe: all options of the run.
+        history: metrics of each epoch, as in metrics.jsonl: losses, weights, errors on the validation images as
+            fractions, seconds.
+        summary: contents of summary.json: command, seconds, number of parameters, validation errors, hardware.
+        path: the run's folder; None if `train` was called without `out`.
+
+    Example:
+        ```python
+        run = advibp.open_run("runs/first")
+        print(run.recipe.eps, run.history[-1]["verified_error"], run.summary["seconds"])
+        logits = run.net(torch.rand(1, 1, 28, 28))
+        ```
+    """
 
     net: nn.Module
     recipe: Recipe
     history: list[dict[str, Any]]
     summary: dict[str, Any]
     path: Path | None
+
+    def __iter__(self) -> Iterator[Any]:
+        """Deprecated: `open_run` returned the pair (net, recipe)."""
+        return iter(self._as_pair())
+
+    def __getitem__(self, index: int | slice) -> Any:
+        """Deprecated: `open_run` returned the pair (net, recipe)."""
+        return self._as_pair()[index]
+
+    def _as_pair(self) -> tuple[nn.Module, Recipe]:
+        warnings.warn(
+            "open_run returns a Run; use run.net and run.recipe instead of unpacking it.",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        return self.net, self.recipe
 
 
 def train(
@@ -64,11 +97,31 @@ def train(
     method: str | Method | None = None,
     **options: Any,
 ) -> Run:
-    """Train `net` in place on `data`. `options` are recipe keys: eps=0.3, epochs=60, ...
+    """Train a network in place.
 
-    `method` is a name from `advibp methods`, or a Method of one's own, which is passed again to go on with its run.
-    With `out` the run is kept in a folder and can be continued, exactly, with resume=True. `show=Silent()` silences it.
-    Every layer is trained in the mode, training or evaluation, that it comes in, and gets it back.
+    Args:
+        net: the network (B, *input_shape) -> (B, K). Each layer is trained in the mode (training or evaluation) that it
+            has, and keeps that mode.
+        data: the data set, from `advibp.data`.
+        out: folder of the run; by default nothing is saved.
+        resume: continue the run in `out` if there is one. The result is bit by bit that of an uninterrupted run.
+        recipe: name of a shipped recipe, a YAML file or a `Recipe`; by default the default recipe.
+        show: the display; by default a progress bar. `advibp.runs.training_display.Silent()` shows nothing.
+        method: a name from `advibp methods` or a `Method`. A `Method` must be passed again to resume its run.
+        options: recipe keys such as eps=0.3 or epochs=60. They take precedence over `recipe`.
+
+    Returns:
+        The run: the network, its recipe, and the metrics of each epoch.
+
+    Raises:
+        UserError: an argument is wrong, the folder has another run, or the training diverges.
+
+    Example:
+        ```python
+        data = advibp.data.load("mnist")
+        net = advibp.nets.build("dm-small", data.input_shape, data.classes)
+        run = advibp.train(net, data, eps=0.1, epochs=5, out="runs/first")
+        ```
     """
     check_net(net, data, _USAGE)
     _check_data(data)
@@ -77,54 +130,56 @@ def train(
     if show is not None and not hasattr(show, "epoch"):
         raise UserError(f"show is {named(show)}, but must be a Display, such as advibp.runs.training_display.Silent().")
     path = check_folder("out", out)
-    own = method if isinstance(method, Method) else None
-    if own is not None:
-        # A recipe of this method, from a folder or the command line, has its place in it; otherwise it has a name.
-        place = recipe.method if isinstance(recipe, Recipe) and recipe.method not in METHODS else f"python:{own.name}"
+    user_method = method if isinstance(method, Method) else None
+    if user_method is not None:
+        # A recipe from a folder or the command line has the method's place (file.py:NAME); otherwise use its name.
+        place = f"python:{user_method.name}"
+        if isinstance(recipe, Recipe) and recipe.method not in METHODS:
+            place = recipe.method
         options = {"method": place, **options}
     elif method is not None:
         options["method"] = method
     if isinstance(recipe, Recipe):
-        recipe = recipe.changed(own, **options)
+        recipe = recipe.changed(user_method, **options)
     else:
-        recipe = Recipe.load(recipe, own, **{"data": data.name, "net": type(net).__name__, **options})
+        recipe = Recipe.load(recipe, user_method, **{"data": data.name, "net": type(net).__name__, **options})
     folder = RunFolder(path) if path is not None else None
-    goes_on = folder is not None and resume and folder.exists
-    with StopRequest() as stop, untouched_global_state(), modes_kept(net), layout_kept(net), ExitStack() as held:
-        if folder and goes_on:
+    continues = folder is not None and resume and folder.exists
+    with StopRequest() as stop, untouched_global_state(), modes_kept(net), layout_kept(net), ExitStack() as locks:
+        if folder and continues:
             check_same_run(folder, recipe)
-            held.enter_context(folder.held())
-        training = Training(net, data, recipe, own)
+            locks.enter_context(folder.held())
+        training = Training(net, data, recipe, user_method)
         training.check()
         facts: dict[str, Any] = {}
-        if folder and goes_on:
-            facts, passed_over = restore(folder, training)
-            for message in passed_over:
-                print(printable(f"passed over: {message}"), file=sys.stderr)
+        if folder and continues:
+            facts, messages = restore(folder, training)
+            for message in messages:
+                print(printable(f"skipped: {message}"), file=sys.stderr)
         elif folder:
             folder.create(recipe.to_yaml())
-            held.enter_context(folder.held())
+            locks.enter_context(folder.held())
         with show or Live(Terminal(stderr=True)) as display:
             try:
-                return _Keeper(training, folder, display, stop, facts).run()
+                return _Runner(training, folder, display, stop, facts).run()
             finally:
                 for p in net.parameters():
-                    p.grad = None  # a view into a buffer of all gradients, which would stay in memory with it
+                    p.grad = None  # a view that would keep the buffer of all gradients in memory
 
 
 def _check_data(data: Any) -> None:
     if not isinstance(data, Data):
-        how = "from_datasets(train, test, validation=1000)"
+        call = "from_datasets(train, test, validation=1000)"
         if isinstance(data, tuple | list | Tensor | Split):
-            how = "from_tensors(x_train, y_train, x_test, y_test)"
+            call = "from_tensors(x_train, y_train, x_test, y_test)"
         raise UserError(
-            f"The data are {named(data)}, but must be a Data set with images to train, validate and test; make one "
-            f"with advibp.data.{how}, or load one with advibp.data.load('mnist')."
+            f"data is {named(data)}, but must be a Data set with images to train, validate and test; create one "
+            f"with advibp.data.{call}, or load one with advibp.data.load('mnist')."
         )
 
 
-class _Keeper:
-    """Runs a training epoch by epoch and keeps what it finishes: metrics, checkpoints, the best weights, the model."""
+class _Runner:
+    """Runs a training epoch by epoch and saves metrics, checkpoints, the best weights and the trained model."""
 
     def __init__(
         self, training: Training, folder: RunFolder | None, display: Display, stop: StopRequest, facts: dict[str, Any]
@@ -142,35 +197,36 @@ class _Keeper:
         events = Events(folder.path / "events", training.epoch) if folder else None
         self.display.start(training, self.history)
         while not training.finished:
-            if self.stop.asked:
-                self._end()
-            self._keep_stage()
+            if self.stop.signal:
+                self._stop()
+            self._save_stage()
             metrics = self._epoch()
-            self._keep_best(metrics)
+            self._save_best(metrics)
             self.history.append(metrics)
             if folder and events:
                 folder.log(metrics)
                 self._save()
                 events.log(metrics)
             self.display.epoch(training, metrics)
-        self._keep_stage()
+        self._save_stage()
         if events:
             events.close()
         self._load_best()
-        return _finish(training, folder, self.history, self._spent(), self.best)
+        return _finish(training, folder, self.history, self._seconds(), self.best)
 
     def _epoch(self) -> dict[str, Any]:
+        """Train one epoch and return its metrics."""
         training, number = self.training, self.training.epoch + 1
         for step in training.run_epoch():
             self.means.add(step)
             self.display.step(training, step)
             if training.epoch >= number:
                 break
-            if self.folder and (self.stop.asked or time.perf_counter() - self.saved > SAVE_EVERY):
+            if self.folder and (self.stop.signal or time.perf_counter() - self.saved > SAVE_EVERY):
                 training.check_weights()
                 self._save(means=self.means.state())
-            if self.stop.asked:
-                self._end()
+            if self.stop.signal:
+                self._stop()
         training.check_weights()
         metrics = {"epoch": number, **self.means.means()}
         self.means = EpochMeans()
@@ -179,27 +235,28 @@ class _Keeper:
 
     def _save(self, **more: Any) -> None:
         assert self.folder
-        save(self.folder, self.training, {"seconds": self._spent(), "best": self.best, **more})
+        save(self.folder, self.training, {"seconds": self._seconds(), "best": self.best, **more})
         self.saved = time.perf_counter()
 
-    def _spent(self) -> float:
-        """Seconds, those before a resume included."""
+    def _seconds(self) -> float:
+        """Return the seconds of the training, including those before a resume."""
         return self.before + time.perf_counter() - self.began
 
-    def _end(self) -> NoReturn:
-        assert self.stop.asked
+    def _stop(self) -> NoReturn:
+        assert self.stop.signal
         now = self.training.course.at(self.training.steps)
         where = f"stopped in epoch {now.epoch + 1}, after step {now.into} of {self.training.steps_per_epoch}"
         if self.folder is None:
-            raise Stopped(self.stop.asked, f"{where}; nothing is kept, since no `out` was given")
+            raise Stopped(self.stop.signal, f"{where}; nothing was saved, because `out` was not given")
         raise Stopped(
-            self.stop.asked,
+            self.stop.signal,
             f"{where}, and saved; continue with: {how_to_go_on(self.training.recipe, self.folder.path)}",
         )
 
-    def _keep_best(self, metrics: dict[str, Any]) -> None:
-        settled = metrics["phase"] in ("full", "latent")
-        if self.training.recipe.select != "best" or not settled:
+    def _save_best(self, metrics: dict[str, Any]) -> None:
+        """With select=best, save the weights if this epoch, at full eps, has the lowest verified error so far."""
+        at_full_eps = metrics["phase"] in ("full", "latent")
+        if self.training.recipe.select != "best" or not at_full_eps:
             return
         if self.best is not None and metrics["verified_error"] > self.best["verified_error"]:
             return
@@ -214,8 +271,8 @@ class _Keeper:
                 self.best_weights, _ = checkpoint.load(self.folder.best(self.best["epoch"]))
             self.training.net.load_state_dict(self.best_weights or {})
 
-    def _keep_stage(self) -> None:
-        """With layer-wise stages, the network at the end of each, so that what a stage gained can be certified."""
+    def _save_stage(self) -> None:
+        """Save the network at the end of each layer-wise stage, so that it can be certified."""
         course, steps = self.training.course, self.training.steps
         over = steps - course.main
         if self.folder and course.stages and over >= 0 and over % course.each == 0:
@@ -230,7 +287,7 @@ def _finish(
     training: Training,
     folder: RunFolder | None,
     history: list[dict[str, Any]],
-    spent: float,
+    seconds: float,
     best: dict[str, Any] | None,
 ) -> Run:
     recipe = training.recipe
@@ -243,7 +300,7 @@ def _finish(
         "eps": recipe.eps,
         "seed": recipe.seed,
         "epochs": recipe.epochs,
-        "seconds": round(spent, 3),
+        "seconds": round(seconds, 3),
         "weights": "best" if best else "last",
         "validation": best or last,
         **({"stages": _stages(history)} if training.course.stages else {}),
@@ -253,21 +310,24 @@ def _finish(
     }
     if folder:
         folder.save_model(training.net.state_dict(), _model_facts(training))
-        folder.summarize(summary)
+        folder.write_summary(summary)
     return Run(training.net, recipe, history, summary, folder.path if folder else None)
 
 
 def _stages(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The last epoch of each stage, stage 0 being the training before the layer-wise ones."""
+    """Return the metrics of the last epoch of each layer-wise stage; stage 0 is the training before them."""
     last = {metrics.get("stage", 0): metrics for metrics in history}
     names = ("epoch", "standard_error", "verified_error")
     return [{"stage": stage, **{k: metrics[k] for k in names}} for stage, metrics in sorted(last.items())]
 
 
 def first_net(recipe: Recipe, data: Data, *, weights: bool = True) -> nn.Module:
-    """The network of a recipe as it is before training: with its first weights, or with those the recipe names.
+    """Build the network of a recipe before training.
 
-    A run that goes on has weights of its own: `weights=False`.
+    Args:
+        recipe: names the network, its seed and perhaps a file of weights.
+        data: gives the input shape, the classes, and mean and standard deviation.
+        weights: load the recipe's file of weights. A resumed run does not need them.
     """
     if nets.is_own(recipe.net):
         with torch.random.fork_rng(devices=[]):
@@ -283,16 +343,16 @@ def first_net(recipe: Recipe, data: Data, *, weights: bool = True) -> nn.Module:
 
 
 def _learn_shapes(net: nn.Module, data: Data) -> None:
-    """Lazy layers get their parameters from a first image."""
+    """Run lazy layers on one image, which creates their parameters."""
     try:
         with modes_kept(net):
-            run_on_copy(net.eval(), data.validation.x[:1])  # looking must not touch BatchNorm's statistics
-    except Exception as error:  # a network of one's own may raise anything
-        raise UserError(f"The network can't take images of shape {data.input_shape}: {error}") from error
+            run_on_copy(net.eval(), data.validation.x[:1])  # evaluation mode keeps BatchNorm's statistics
+    except Exception as error:  # user code may raise anything
+        raise UserError(f"The network can't run on images of shape {data.input_shape}: {error}") from error
 
 
 def _build(recipe: Recipe, shape: Sequence[int], classes: int, data: Data | None = None) -> nn.Module:
-    # Mean and std are buffers: for a trained network their values come with its weights.
+    # Mean and std are buffers: those of a trained network are loaded with its weights.
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
     if recipe.normalize:
@@ -301,24 +361,44 @@ def _build(recipe: Recipe, shape: Sequence[int], classes: int, data: Data | None
     return nets.build(recipe.net, shape, classes, mean=mean, std=std, init=init, seed=recipe.seed)
 
 
-def open_run(path: str | Path, net: nn.Module | None = None, stage: int | None = None) -> tuple[nn.Module, Recipe]:
-    """The trained network of a run's folder, or as it was after a layer-wise stage, and its recipe.
+def open_run(path: str | Path, net: nn.Module | None = None, stage: int | None = None) -> Run:
+    """Open the folder of a finished run.
 
-    A network of one's own is passed as `net`.
+    Args:
+        path: the folder.
+        net: the network of the run, if it is the user's own; the weights are loaded into it. Networks from
+            `advibp.nets` are built.
+        stage: load the weights after this layer-wise stage (0: before the first one); by default the final weights.
+
+    Returns:
+        The run, with its network in evaluation mode. For one release it can still be unpacked as (net, recipe), with a
+        DeprecationWarning.
+
+    Raises:
+        UserError: the folder is not a finished run, a file is damaged, or the weights do not match `net`.
+
+    Example:
+        ```python
+        run = advibp.open_run("runs/first")
+        cert = advibp.certify(run.net, advibp.data.load("mnist").test.take(10), eps=run.recipe.eps)
+        ```
     """
-    return open_with_facts(path, net, stage)[:2]
+    net, recipe, _ = open_with_facts(path, net, stage)
+    folder = RunFolder(Path(path))
+    summary = folder.summary() if (folder.path / "summary.json").exists() else {}
+    return Run(net, recipe, folder.history(), summary, folder.path)
 
 
 def open_with_facts(
     path: str | Path, net: nn.Module | None = None, stage: int | None = None
 ) -> tuple[nn.Module, Recipe, dict[str, Any]]:
-    """The same, and the input shape and classes the network was trained for."""
+    """Return the network and recipe of a run, and the facts of its weights: input_shape and classes."""
     folder = RunFolder(check_path("path", path))
     recipe = recipe_of(folder)
     tensors, facts = folder.load_model(stage)
     if net is None and not nets.is_known(recipe.net):
         raise UserError(
-            f"{path} holds a network of one's own ({recipe.net}); pass it as `net`, or as --net file.py:function."
+            f"{path} has a user-defined network ({recipe.net}); pass it as `net`, or as --net file.py:function."
         )
     if net is None:
         net = _build(recipe, facts["input_shape"], facts["classes"])

@@ -1,1 +1,1 @@
-"""Files: atomic writes, checkpoints, weights, lines of JSON, TensorBoard events. Knows plain data and tensors alone."""
+"""Files: atomic writes, checkpoints, weights, JSON lines, TensorBoard events. Stores only plain data and tensors."""

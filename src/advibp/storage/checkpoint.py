@@ -1,4 +1,4 @@
-"""Files that are whole or absent: atomic writes, and checkpoints as safetensors with a checksum. No pickle."""
+"""Atomic writes, and checkpoints as safetensors files with a checksum. No pickle is used."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ FORMAT = 2
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write beside the target, flush to the disk, then rename: a kill at any moment leaves the old file or the new."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write a temporary file, flush it and rename it. If the process is killed, the old or the new file remains."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with beside.open("wb") as file:
+        with temporary.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(temporary, path)
     except BaseException as error:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            error.filename = str(path)  # a disk that is full does not say where
+            error.filename = str(path)  # the error of a full disk has no file name
         raise
 
 
 def _digest(tensors: dict[str, Tensor], facts: str = "") -> str:
+    """Return the SHA-256 of tensors and text."""
     sha = hashlib.sha256(facts.encode())
     for name, tensor in sorted(tensors.items()):
         sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -51,67 +52,90 @@ def _digest(tensors: dict[str, Tensor], facts: str = "") -> str:
 
 
 def save(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any] | None = None) -> None:
-    """Tensors and a few facts (anything JSON can hold) in one safetensors file."""
-    # Zero-dimensional tensors keep their shape; clones because safetensors refuses tensors that share memory.
-    held = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}
+    """Write tensors and facts to one safetensors file.
+
+    Args:
+        path: the file.
+        tensors: tensors by name; they are copied to the CPU.
+        facts: any mapping that JSON can represent.
+    """
+    # Copies, because safetensors refuses tensors that share memory. Zero-dimensional tensors keep their shape.
+    copies = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}
     text = json.dumps(facts or {})
-    # One key: safetensors writes several in random order, and the same content would not give the same file.
-    about = json.dumps({"format": FORMAT, "sha256": _digest(held, text), "facts": text})
-    write_atomically(path, to_bytes(held, metadata={"advibp": about}))
+    # A single metadata key, because safetensors writes several keys in random order.
+    metadata = json.dumps({"format": FORMAT, "sha256": _digest(copies, text), "facts": text})
+    write_atomically(path, to_bytes(copies, metadata={"advibp": metadata}))
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `save` wrote. Anything else, also a single flipped bit, is a UserError."""
+    """Load a file that `save` wrote.
+
+    Returns:
+        The tensors and the facts.
+
+    Raises:
+        UserError: the file is missing, was not written by `save`, or a bit of it has changed.
+    """
     try:
         with safe_open(path, framework="pt") as file:
-            meta = file.metadata() or {}
+            raw = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist; give the folder of a run that `advibp train --out` made.") from None
+        raise UserError(f"{path} does not exist; give the folder of a run from `advibp train --out`.") from None
     except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({error}); delete it to go on from an earlier checkpoint.") from None
-    about = _about(meta)
-    if about is None:
+        raise UserError(f"{path} is damaged ({error}); delete it to continue from an earlier checkpoint.") from None
+    metadata = _parse_metadata(raw)
+    if metadata is None:
         raise UserError(
-            f"{path} is no advibp file of format {FORMAT}; it was written by something else or another version."
+            f"{path} is not an advibp file of format {FORMAT}; another program or another version wrote it."
         )
-    if about.get("sha256") != _digest(tensors, about.get("facts", "")):
-        raise UserError(f"{path} is damaged (its checksum differs); delete it to go on from an earlier checkpoint.")
-    return tensors, json.loads(about["facts"])
+    if metadata.get("sha256") != _digest(tensors, metadata.get("facts", "")):
+        raise UserError(f"{path} is damaged (its checksum differs); delete it to continue from an earlier checkpoint.")
+    return tensors, json.loads(metadata["facts"])
 
 
-def _about(meta: dict[str, str]) -> dict[str, Any] | None:
-    """What the metadata say: `sha256` and `facts`. Format 1 had a key for each of them."""
-    if meta.get("advibp") == "1":
-        return dict(meta)
+def _parse_metadata(raw: dict[str, str]) -> dict[str, Any] | None:
+    """Return `sha256` and `facts` of a file's metadata, or None if advibp did not write it.
+
+    Format 1 had one metadata key for each.
+    """
+    if raw.get("advibp") == "1":
+        return dict(raw)
     try:
-        about = json.loads(meta.get("advibp", ""))
+        metadata = json.loads(raw.get("advibp", ""))
     except (ValueError, RecursionError):
         return None
-    ours = isinstance(about, dict) and about.get("format") == FORMAT and isinstance(about.get("facts"), str)
-    return about if ours else None
+    valid = isinstance(metadata, dict) and metadata.get("format") == FORMAT and isinstance(metadata.get("facts"), str)
+    return metadata if valid else None
 
 
 def load_state(net: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
-    """Copy weights into a network of the same structure."""
+    """Copy weights into a network of the same structure.
+
+    Args:
+        net: the network.
+        tensors: its state_dict.
+        path: the file of the weights, for the error message.
+    """
     try:
         net.load_state_dict(tensors, strict=True)
     except RuntimeError as error:
-        raise unfit(error, path) from None
+        raise mismatch_error(error, path) from None
 
 
-def unfit(error: RuntimeError, path: Path) -> UserError:
-    """What a user is told when a state_dict does not fit a network."""
+def mismatch_error(error: RuntimeError, path: Path) -> UserError:
+    """Return the error for a state_dict that does not match a network."""
     first = str(error).split("\n")[1].strip()
-    return UserError(f"The weights in {path} do not fit this network ({first}); name the network they belong to.")
+    return UserError(f"The weights in {path} do not match this network ({first}); give the network they belong to.")
 
 
 def file_name(steps: int) -> str:
+    """Return the name of the checkpoint after this many steps."""
     return f"step-{steps:09d}.safetensors"
 
 
 def newest(folder: Path) -> list[Path]:
-    """Checkpoints of a run, newest first."""
+    """Return the checkpoints in a folder, newest first."""
     return sorted(folder.glob("step-*.safetensors"), reverse=True)
 
 
@@ -119,20 +143,26 @@ def prune(folder: Path, keep: int) -> None:
     """Remove all but the newest checkpoints."""
     for old in newest(folder)[keep:]:
         old.unlink()
-    sweep(folder)
+    remove_temporary_files(folder)
 
 
-def sweep(folder: Path) -> None:
-    """Remove what a kill in the middle of `write_atomically` left behind."""
-    for left in folder.glob(".*.*"):
-        if left.suffix[1:].isdecimal():
-            left.unlink(missing_ok=True)
+def remove_temporary_files(folder: Path) -> None:
+    """Remove the temporary files that remain if a process is killed during `write_atomically`."""
+    for file in folder.glob(".*.*"):
+        if file.suffix[1:].isdecimal():
+            file.unlink(missing_ok=True)
 
 
 @contextmanager
 def held(folder: Path, doing: str, swept: Iterable[Path]) -> Iterator[None]:
-    """A folder for this process alone, and parts of it swept. The system lets go of it when the process ends."""
-    if fcntl is None:  # Windows has no such thing
+    """Lock a folder for this process. The operating system releases the lock when the process ends.
+
+    Args:
+        folder: the folder.
+        doing: the activity, such as "training", for the error message of other processes.
+        swept: folders from which temporary files are removed.
+    """
+    if fcntl is None:  # Windows has no flock
         yield
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -140,28 +170,29 @@ def held(folder: Path, doing: str, swept: Iterable[Path]) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"{folder} is in use: another process is {doing} there; wait for it.") from None
+            raise UserError(f"{folder} is in use: another process is {doing} there; wait until it ends.") from None
         except OSError:  # some network drives have no locks
             swept = ()
         for part in swept:
-            sweep(part)
+            remove_temporary_files(part)
         yield
     finally:
         os.close(handle)
 
 
 def group(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under `prefix.`, without it."""
+    """Return the tensors whose names start with `prefix.`, without the prefix."""
     return {k.removeprefix(f"{prefix}."): v for k, v in tensors.items() if k.startswith(f"{prefix}.")}
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's state, one name per parameter number and entry."""
+    """Return the optimizer's state as tensors named "parameter number.entry"."""
     state = optimizer.state_dict()["state"]
     return {f"{i}.{k}": torch.as_tensor(v) for i, entry in state.items() for k, v in entry.items()}
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Load the tensors of `optimizer_tensors` into an optimizer, in the memory format of its parameters."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
@@ -172,5 +203,5 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor])
 
 
 def fingerprint(tensors: dict[str, Tensor]) -> str:
-    """Twelve hex digits that tell these tensors from others: a network's state_dict, an image and its label."""
+    """Return twelve hex digits that identify these tensors, such as a network's state_dict."""
     return _digest({k: v.detach().cpu() for k, v in tensors.items()})[:12]

@@ -1,6 +1,6 @@
-"""Files of one JSON object per line, each with a checksum of its own content.
+"""JSON lines files in which each line has a checksum.
 
-The checksum detects damage and edits by hand. It is no signature: whoever wants to forge a line can compute it.
+The checksum detects damage and manual edits. It is not a signature and does not protect against forgery.
 """
 
 from __future__ import annotations
@@ -20,38 +20,47 @@ _CHECKSUM = "checksum"
 
 
 def to_line(content: dict[str, Any]) -> str:
-    """One line of JSON, with the checksum as its last key."""
+    """Return one line of JSON with the checksum as its last key."""
     return json.dumps({**content, _CHECKSUM: _checksum(content)}) + "\n"
 
 
 def parse_line(line: str | bytes, parse: Callable[[dict[str, Any]], T], where: str) -> T:
-    """What `parse` makes of a line of JSON, after its checksum was compared and removed.
+    """Check and remove the checksum of a line of JSON, and parse its fields.
 
     Args:
-        line: one line as `to_line` wrote it, or one of an earlier version, without a checksum.
-        parse: makes an object of the fields; raises a ValueError that says what is wrong.
+        line: one line that `to_line` wrote. Lines of earlier versions have no checksum and are accepted.
+        parse: converts the fields to an object; raises a ValueError that describes the problem.
         where: file and number of the line, for the error message.
+
+    Returns:
+        The result of `parse`.
+
+    Raises:
+        UserError: the line is damaged.
     """
     try:
         content = json.loads(line)
         if not isinstance(content, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         if content.pop(_CHECKSUM, None) not in (None, _checksum(content)):
             raise ValueError("it was changed after it was written")
         return parse(content)
     except json.JSONDecodeError:
-        problem = "it is no JSON"
+        problem = "it is not valid JSON"
     except RecursionError:
         problem = "it is nested too deeply"
     except UnicodeDecodeError:
-        problem = "it is no UTF-8 text"
+        problem = "it is not UTF-8 text"
     except ValueError as error:
         problem = str(error)
-    raise UserError(f"{where}: {problem}; delete that line, and its image is certified again.")
+    raise UserError(f"{where}: {problem}; delete that line, so that its image is certified again.")
 
 
 def read_lines(path: Path, parse: Callable[[dict[str, Any]], T]) -> list[T]:
-    """All whole lines of a file; a last line without its end, which a kill may leave, is not read."""
+    """Parse all complete lines of a file.
+
+    An incomplete last line, which remains if the process is killed, is skipped. A missing file has no lines.
+    """
     if not path.exists():
         return []
     lines = path.read_bytes().split(b"\n")[:-1]
@@ -59,50 +68,60 @@ def read_lines(path: Path, parse: Callable[[dict[str, Any]], T]) -> list[T]:
 
 
 def _checksum(content: dict[str, Any]) -> str:
-    """Eight hex digits; spaces and the order of the keys do not matter."""
+    """Return eight hex digits that do not depend on spaces and the order of keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
 class Fields:
-    """The fields of one line, each taken once and checked; every mistake is a ValueError that names the field."""
+    """Checks the fields of one line. Each method raises a ValueError that names the field.
+
+    Args:
+        content: the fields.
+        known: names of all fields that may occur.
+        required: names of the fields that must occur.
+    """
 
     def __init__(self, content: dict[str, Any], known: Collection[str], required: Collection[str]) -> None:
         if missing := sorted(set(required) - content.keys()):
             raise ValueError(f"{missing[0]} is missing")
-        if strange := sorted(content.keys() - set(known)):
-            raise ValueError(f"{strange[0]!r} is no field of it")
+        if unknown := sorted(content.keys() - set(known)):
+            raise ValueError(f"{unknown[0]!r} is not a known field")
         self.content = content
 
     def integer(self, name: str, least: int) -> None:
+        """Check that a field is an integer of at least `least`."""
         value = self.content[name]
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name} is {_shown(value)}, but must be a whole number from {least}")
+            raise ValueError(f"{name} is {_shortened(value)}, but must be an integer of at least {least}")
 
     def number(self, name: str, low: float, high: float = math.inf, *, above: bool = False) -> None:
-        """A finite number in [low, high], or in (low, high] with `above`."""
+        """Check that a field is a finite number in [low, high], or in (low, high] with `above`."""
         value = self.content[name]
         number = isinstance(value, int | float) and not isinstance(value, bool)
         inside = number and (low < value if above else low <= value) and value <= high and value < math.inf  # no NaN
         if not inside:
             interval = f"{'(' if above else '['}{low:g}, {high:g}{']' if high < math.inf else ')'}"
-            raise ValueError(f"{name} is {_shown(value)}, but must be a number in {interval}")
+            raise ValueError(f"{name} is {_shortened(value)}, but must be a number in {interval}")
 
     def number_or_none(self, name: str, low: float = -math.inf, high: float = math.inf) -> None:
+        """Check that a field is null or a finite number in [low, high]."""
         if self.content[name] is not None:
             self.number(name, low, high, above=low == -math.inf)
 
     def text(self, *names: str) -> None:
+        """Check that fields, where they are present, are strings."""
         for name in names:
             if not isinstance(self.content.get(name, ""), str):
-                raise ValueError(f"{name} is {_shown(self.content[name])}, but must be a text")
+                raise ValueError(f"{name} is {_shortened(self.content[name])}, but must be a string")
 
     def choice(self, name: str, among: Collection[str | None], why: str = "") -> None:
+        """Check that a field has one of several values; `why` ends the error message."""
         value = self.content[name]
         if not isinstance(value, str | None) or value not in among:
             names = ", ".join("null" if known is None else known for known in among)
-            raise ValueError(f"{name} is {_shown(value)}, but must be {'one of ' * (len(among) > 1)}{names}{why}")
+            raise ValueError(f"{name} is {_shortened(value)}, but must be {'one of ' * (len(among) > 1)}{names}{why}")
 
 
-def _shown(value: Any) -> str:
+def _shortened(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 40 else text[:37] + "..."

@@ -1,4 +1,4 @@
-"""YAML as plain data, from files that nobody has to trust."""
+"""Parse YAML from untrusted files as plain data."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ from typing import Any
 import yaml
 
 
-class _Plain(yaml.SafeLoader):
-    """YAML without aliases: a kilobyte of them unfolds to gigabytes, or holds itself."""
+class _PlainLoader(yaml.SafeLoader):
+    """Refuses aliases: with them, a small file can expand to gigabytes or contain itself."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("it has an alias, which recipes have not")
+            raise yaml.YAMLError("it has an alias, which recipes may not have")
         return super().compose_node(parent, index)
 
 
 def from_yaml(text: str) -> Any:
-    """What a YAML file says, or a yaml.YAMLError."""
+    """Parse YAML.
+
+    Raises:
+        yaml.YAMLError: the text is not valid YAML, has an alias, or is nested too deeply.
+    """
     try:
-        return yaml.load(text, Loader=_Plain)
-    except ValueError as error:  # a date that is none, a number of thousands of digits
+        return yaml.load(text, Loader=_PlainLoader)
+    except ValueError as error:  # an invalid date, or a number with thousands of digits
         raise yaml.YAMLError(str(error)) from error
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None

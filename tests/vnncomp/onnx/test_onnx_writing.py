@@ -113,7 +113,7 @@ def test_command_prints_what_it_saved(run: Path, tmp_path: Path, capsys: pytest.
     said = capsys.readouterr().out
     assert all(word in said for word in (str(path), "(batch, 1, 4, 4)", "2 Gemm", "largest difference"))
     x = torch.rand(3, 1, 4, 4)
-    assert close(advibp.vnncomp.onnx.load(path)(x), advibp.open_run(run)[0](x))
+    assert close(advibp.vnncomp.onnx.load(path)(x), advibp.open_run(run).net(x))
 
 
 @pytest.mark.parametrize("command", ["export {run}", "export no --onnx a.onnx", "export {run} --onnx no/such/a.onnx"])
