@@ -92,7 +92,7 @@ def test_a_run_that_was_trained_with_fewer_stages_is_taken(whole: Path, tmp_path
     assert rows == table_of(whole)
     # Another table does not take it.
     asked = ask(tmp_path / "new", tmp_path / "kept")
-    assert all(Work(asked).find(one).how == "train" for one in PLANS["training-time"].wanted(asked))
+    assert all(Work(asked).find(one).how == "train" for one in PLANS["training-time"].specs(asked))
 
 
 def test_partial_runs_can_be_kept(whole: Path, tmp_path: Path) -> None:
@@ -123,10 +123,10 @@ def test_the_share_of_the_first_two_stages(
     errors: tuple[float, ...], gains: tuple[str, str], share: str, tmp_path: Path
 ) -> None:
     asked = Ask(data="mnist", eps=(0.3,), seeds=(0,))
-    (wanted,) = LAYERWISE_FIGURE.wanted(asked)
-    looks = {look.folder: certification(error) for look, error in zip(wanted.looks, errors, strict=True)}
-    (tmp_path / "recipe.yaml").write_text(wanted.recipe.to_yaml())
-    sections = LAYERWISE_FIGURE.sections(asked, [Measured(wanted, tmp_path, looks, "reuse")])
+    (spec,) = LAYERWISE_FIGURE.specs(asked)
+    tasks = {task.folder: certification(error) for task, error in zip(spec.tasks, errors, strict=True)}
+    (tmp_path / "recipe.yaml").write_text(spec.recipe.to_yaml())
+    sections = LAYERWISE_FIGURE.sections(asked, [Measured(spec, tmp_path, tasks, "reuse")])
     assert isinstance(sections[1], TableSection)
     (row,) = sections[1].rows
     assert row == ["MNIST", "dm-small", "advibp", "0.3", "1", "3", *gains, share]

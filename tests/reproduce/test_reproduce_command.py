@@ -15,7 +15,7 @@ from commands import call
 from advibp.reproduce import PLANS, Ask, Work
 from advibp.reproduce.carry_out import Measured
 from advibp.reproduce.cells import error_cells
-from advibp.reproduce.wanted import CIFAR10
+from advibp.reproduce.run_specs import CIFAR10
 from advibp.runs.run_files import read_run
 
 TINY = "--scale tiny --threads 1"
@@ -35,9 +35,9 @@ def trained_files(folder: Path) -> dict[Path, int]:
 def test_a_name_yields_its_table_or_figure(name: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = "--data mnist" if name == "cifar-table" else ""
     assert call(f"reproduce {name} {TINY} {other} --out {out}") == 0
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     folder = out / name
-    assert told.rstrip().splitlines()[-1].startswith(str(folder))  # it ends by saying where all this is
+    assert printed.rstrip().splitlines()[-1].startswith(str(folder))  # it ends by saying where all this is
     rows = rows_of(folder / "table.csv")
     assert rows
     assert all(row["command"].startswith(f"advibp reproduce {name}") and row["machine"] for row in rows)
@@ -123,26 +123,26 @@ def test_a_second_call_trains_and_certifies_nothing(out: Path, capsys: pytest.Ca
     assert call(f"reproduce cnn-table {TINY} --out {out}") == 0
     assert trained_files(out) == before
     assert (out / "cnn-table" / "table.csv").read_text() == table
-    told = capsys.readouterr().out
-    assert told.count("(reused: ") == 2
-    assert "certifying" not in told
+    printed = capsys.readouterr().out
+    assert printed.count("(reused: ") == 2
+    assert "certifying" not in printed
 
 
 def test_a_dry_run_writes_nothing_and_knows_what_is_there(
     out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(f"reproduce mnist-table {TINY} --methods ibp fixed --dry-run --out {tmp_path / 'new'}") == 0
-    told = "".join(capsys.readouterr().out.split())
-    assert "mnist-a-ibp-0.2-2e-300n-s0" in told
-    assert "--methodibp--eps0.2--epochs2.0" in told
-    assert re.search(r"Training:about\d+:\d\dinall", told)
-    assert told.count("trained") >= 2
+    printed = "".join(capsys.readouterr().out.split())
+    assert "mnist-a-ibp-0.2-2e-300n-s0" in printed
+    assert "--methodibp--eps0.2--epochs2.0" in printed
+    assert re.search(r"Training:about\d+:\d\dintotal", printed)
+    assert printed.count("trained") >= 2
     assert not (tmp_path / "new").exists()
     assert call(f"reproduce cnn-table {TINY} --out {out}") == 0
     capsys.readouterr()
     assert call(f"reproduce cnn-table {TINY} --dry-run --out {out}") == 0
-    told = capsys.readouterr().out
-    assert "Training: about 0:00 in all" in told
+    printed = capsys.readouterr().out
+    assert "Training: about 0:00 in total" in printed
 
 
 def test_narrowing_and_several_seeds(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_narrowing_and_several_seeds(tmp_path: Path) -> None:
     assert "chosen on the test set" in notes
 
 
-def test_differences_are_told_for_the_papers_nets_alone(out: Path) -> None:
+def test_differences_only_for_the_papers_nets(out: Path) -> None:
     assert call(f"reproduce cifar-table {TINY} --data mnist --out {out}") == 0
     text = (out / "cifar-table" / "table.md").read_text()
     assert "Measured on mnist, not on the paper's CIFAR-10" in text
@@ -173,7 +173,7 @@ def test_differences_are_told_for_the_papers_nets_alone(out: Path) -> None:
 def test_verified_errors_are_compared_by_verifier(tmp_path: Path) -> None:
     """CROWN-IBP at 2/255: ours by CROWN beside the paper's by CROWN. A run verified by IBP alone gets no difference."""
     tiny = Ask(scale="tiny", data="mnist", eps=(2 / 255,), folders=(tmp_path,), where={"threads": 1})
-    crown_ibp, advibp = (Work(tiny).measure(one) for one in PLANS["cifar-table"].wanted(tiny))
+    crown_ibp, advibp = (Work(tiny).measure(one) for one in PLANS["cifar-table"].specs(tiny))
     errors = crown_ibp.errors(2 / 255)
     assert set(errors.verified) == {"ibp", "crown"}
     _, _, _, ours, paper, difference, *_ = cells_of(crown_ibp)
@@ -182,8 +182,8 @@ def test_verified_errors_are_compared_by_verifier(tmp_path: Path) -> None:
     _, _, _, ours, paper, difference, *_ = cells_of(advibp)
     assert (ours, paper) == (f"{advibp.errors(2 / 255).verified['ibp']:.2f}", "56.00")
     assert difference
-    recipe = crown_ibp.wanted.recipe.changed(beta=0)
-    by_ibp = dataclasses.replace(crown_ibp.wanted, recipe=recipe, looks=advibp.wanted.looks, name="by-ibp")
+    recipe = crown_ibp.spec.recipe.changed(beta=0)
+    by_ibp = dataclasses.replace(crown_ibp.spec, recipe=recipe, tasks=advibp.spec.tasks, name="by-ibp")
     _, _, _, ours, paper, difference, *_ = cells_of(Work(tiny).measure(by_ibp))
     assert "CROWN" not in ours
     assert (paper, difference) == ("52.57 (CROWN)", "")
@@ -191,8 +191,8 @@ def test_verified_errors_are_compared_by_verifier(tmp_path: Path) -> None:
 
 def cells_of(one: Measured) -> list[str]:
     """As if it were a fast run of dm-small, which is compared."""
-    wanted = dataclasses.replace(one.wanted, recipe=one.wanted.recipe.changed(net="dm-small"))
-    run = dataclasses.replace(one, wanted=wanted)
+    spec = dataclasses.replace(one.spec, recipe=one.spec.recipe.changed(net="dm-small"))
+    run = dataclasses.replace(one, spec=spec)
     return error_cells([run], 2 / 255, Ask(), CIFAR10, "results", ("dm-small",))
 
 
@@ -243,23 +243,23 @@ def test_stronger_verifiers_leave_no_more_open(out: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        ("reproduce tables", "'tables' is nothing to reproduce; choose from cifar-table"),
-        ("reproduce mnist-table --model tiny-net", "'tiny-net' is no network"),
-        ("reproduce mnist-table --methods magic", "'magic' is no method"),
+        ("reproduce tables", "'tables' is not a table or figure; choose from cifar-table"),
+        ("reproduce mnist-table --model tiny-net", "'tiny-net' is not a network"),
+        ("reproduce mnist-table --methods magic", "'magic' is not a method"),
         ("reproduce mnist-table --eps 0.25", "eps 0.25 is not in this table; choose from 0.1, 0.2, 0.3, 0.4"),
         ("reproduce cifar-table --eps 0.3", "choose from 2/255, 8/255, 16/255"),
-        ("reproduce theory --model a", "theory has no choice of models; leave --model out"),
+        ("reproduce theory --model a", "theory does not support a choice of models; leave --model out"),
         ("reproduce training-time --eps 0.1", "leave --eps out"),
-        ("reproduce mnist-table --reuse nowhere", "nowhere is no folder"),
+        ("reproduce mnist-table --reuse nowhere", "nowhere is not a folder"),
         ("reproduce mnist-table --scale huge", "invalid choice: 'huge'"),
         ("reproduce mnist-table --seeds -1", "integer from 0"),
     ],
 )
-def test_mistakes_are_told_in_a_sentence(
+def test_error_messages(
     command: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(f"{command} --out {tmp_path}") == 2
-    told = capsys.readouterr().err
-    assert sentence in told
-    assert "Traceback" not in told
+    printed = capsys.readouterr().err
+    assert sentence in printed
+    assert "Traceback" not in printed
     assert list(tmp_path.iterdir()) == []

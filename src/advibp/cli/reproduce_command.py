@@ -11,8 +11,8 @@ from advibp.cli.console import DATA_ROOT, OUT, count, fraction
 from advibp.report.sections import TableSection
 from advibp.report.table_formats import terminal
 from advibp.reproduce import PLANS, Ask, Work, make
-from advibp.reproduce.foresight import as_table, foresee
-from advibp.reproduce.wanted import SCALES
+from advibp.reproduce.dry_run import as_table, planned_runs
+from advibp.reproduce.run_specs import SCALES
 from advibp.runs.training_display import Live
 
 
@@ -72,7 +72,7 @@ def run_reproduce(args: argparse.Namespace) -> None:
     )
     work = Work(ask, tell=_print_line, show=lambda: Live(OUT))
     if args.dry_run:
-        _show(as_table(args.name, foresee(args.name, work)))
+        _show(as_table(args.name, planned_runs(args.name, work)))
         return
     made = make(args.name, work, kept=Path(args.keep) if args.keep else None)
     for section in made.sections:

@@ -1,8 +1,4 @@
-"""The paper's tables and figures, each by one command: what is missing is trained, what is there is reused.
-
-made = reproduce("mnist-table", scale="tiny", out="runs/reproduce")
-made.sections[0].rows
-"""
+"""Reproduce the tables and figures of the paper. Missing runs are trained, existing runs are reused."""
 
 from __future__ import annotations
 
@@ -13,13 +9,31 @@ from typing import Any
 from advibp.reproduce.carry_out import Work
 from advibp.reproduce.making import Made, make
 from advibp.reproduce.plans import PLANS
-from advibp.reproduce.wanted import Ask
+from advibp.reproduce.run_specs import Ask
 
 __all__ = ["PLANS", "Ask", "Made", "Work", "make", "reproduce"]
 
 
-def reproduce(name: str, *, out: str | Path = "runs/reproduce", reuse: Sequence[str | Path] = (), **asked: Any) -> Made:
-    """Make one of PLANS; `asked` are the fields of `Ask`: scale="tiny", models=("a",), seeds=(0, 1), ..."""
+def reproduce(
+    name: str, *, out: str | Path = "runs/reproduce", reuse: Sequence[str | Path] = (), **options: Any
+) -> Made:
+    """Reproduce a table or figure of the paper.
+
+    Args:
+        name: a key of `PLANS`, such as "mnist-table".
+        out: folder of runs and tables.
+        reuse: folders of runs that may be used instead of training.
+        options: fields of `Ask`: scale="tiny", models=("a",), seeds=(0, 1), ...
+
+    Returns:
+        The tables and charts, and the files that were written.
+
+    Example:
+        ```python
+        made = reproduce("mnist-table", scale="tiny", out="runs/reproduce")
+        print(made.sections[0].rows)
+        ```
+    """
     folders = (Path(out), *map(Path, reuse))
-    said = ", ".join([repr(name), *(f"{key}={value!r}" for key, value in asked.items())])
-    return make(name, Work(Ask(folders=folders, command=f"advibp.reproduce.reproduce({said})", **asked)))
+    arguments = ", ".join([repr(name), *(f"{key}={value!r}" for key, value in options.items())])
+    return make(name, Work(Ask(folders=folders, command=f"advibp.reproduce.reproduce({arguments})", **options)))

@@ -1,4 +1,4 @@
-"""One key of AdvIBP's recipe changed at a time."""
+"""Ablations: AdvIBP with one recipe key changed at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from advibp.report.sections import Section, TableSection
 from advibp.reproduce.carry_out import Measured
 from advibp.reproduce.plan import Plan
-from advibp.reproduce.wanted import MNIST, Ask, Wanted, look, want
+from advibp.reproduce.run_specs import MNIST, Ask, RunSpec, make_task, run_spec
 from advibp.runs.sweep import Changes, combinations, table
 
 _EPS = 0.3
@@ -29,24 +29,24 @@ def _vary(ask: Ask) -> dict[str, list[Any]]:
     }
 
 
-def _rows(ask: Ask) -> list[tuple[Changes, Wanted]]:
-    """What is changed, and the run; the first change of a net is none, and what changes nothing is left out."""
+def _rows(ask: Ask) -> list[tuple[Changes, RunSpec]]:
+    """Return pairs of changed keys and run. The first run of a network has no changes; duplicates are omitted."""
     shape: dict[str, Any] = ask.at_scale(tiny={}, fast={"limit": 10_000, "epochs": 20}, paper={})
-    # The paper has recipes for the radii of its tables alone.
+    # The paper has recipes only for the radii of its tables.
     eps = 0.4 if ask.scale == "paper" else _EPS
-    looks = [look(ask, [_EPS], steps=40, sample=None if ask.scale == "paper" else 2000)]
-    rows: list[tuple[Changes, Wanted]] = []
+    tasks = [make_task(ask, [_EPS], steps=40, sample=None if ask.scale == "paper" else 2000)]
+    rows: list[tuple[Changes, RunSpec]] = []
     for net in ask.models or ("a",):
         for change in combinations(_vary(ask), one_by_one=True):
             keys = {"seed": 0, **shape, **change}
-            wanted = want(ask, MNIST, net=net, method="advibp", eps=eps, looks=looks, **keys)
-            if all(wanted.name != other.name for _, other in rows):
-                rows.append(({"net": net, **change} if len(ask.models) > 1 else change, wanted))
+            spec = run_spec(ask, MNIST, net=net, method="advibp", eps=eps, tasks=tasks, **keys)
+            if all(spec.name != other.name for _, other in rows):
+                rows.append(({"net": net, **change} if len(ask.models) > 1 else change, spec))
     return rows
 
 
-def _wanted(ask: Ask) -> list[Wanted]:
-    return [wanted for _, wanted in _rows(ask)]
+def _specs(ask: Ask) -> list[RunSpec]:
+    return [spec for _, spec in _rows(ask)]
 
 
 def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
@@ -57,7 +57,7 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
         percent = {"standard": errors.standard, "PGD": errors.attack}
         percent |= {"verified (IBP)": errors.verified["ibp"], "verified (best)": errors.best}
         if set(change) <= {"net", "seed"}:
-            seeds.setdefault(one.wanted.recipe.net, []).append(errors.verified["ibp"])
+            seeds.setdefault(one.spec.recipe.net, []).append(errors.verified["ibp"])
         rows.append(
             {
                 "changes": change,
@@ -68,31 +68,31 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
             }
         )
     head, *body = table(rows)
-    said = measured[0].looks["certify"].summary
+    summary = measured[0].tasks["certify"].summary
     return [
         TableSection(
             title=f"AdvIBP with one key changed at a time, eps {_EPS:g}",
             head=head,
             rows=body,
             notes=[
-                "A blank is the default; the first row is all defaults.",
-                f"Errors in percent of the same {said['images']} test images, {said['attack']}.",
+                "An empty cell is the default. The first row has only defaults.",
+                f"Errors in percent of the same {summary['images']} test images, {summary['attack']}.",
                 *(
-                    f"Seeds alone move the verified error of {net} from {min(found):.2f} to {max(found):.2f}: what "
-                    "lies within that says nothing about a key."
-                    for net, found in seeds.items()
-                    if len(found) > 1
+                    f"Over seeds, the verified error of {net} varies from {min(errors):.2f} to {max(errors):.2f}; "
+                    "differences within this range are not significant."
+                    for net, errors in seeds.items()
+                    if len(errors) > 1
                 ),
-                *([] if find_spec("torchjd") else ["mgda is left out: it needs the package torchjd."]),
-                "The paper has no such table; c_max, beta_1 and beta_2 are its open questions.",
+                *([] if find_spec("torchjd") else ["mgda is omitted, because the package torchjd is not installed."]),
+                "The paper has no such table. It does not give c_max, beta_1 and beta_2.",
             ],
         )
     ]
 
 
 ABLATIONS = Plan(
-    says="c_max, decays, scope, weightings and seeds, one at a time",
-    wanted=_wanted,
+    says="AdvIBP with one of c_max, decays, scope, weighting and seed changed",
+    specs=_specs,
     sections=_sections,
     narrowed_by=("models", "seeds", "data"),
 )

@@ -1,4 +1,4 @@
-"""AdvIBP against fixed weights: the same warm-up, then both weights 1."""
+"""AdvIBP compared with fixed weights: the same warm-up, then both weights are 1."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from advibp.report.sections import ChartSection, Section, Series, TableSection
 from advibp.reproduce.carry_out import Measured
 from advibp.reproduce.cells import notes, spread
 from advibp.reproduce.plan import Plan
-from advibp.reproduce.wanted import Ask, Wanted, look, told, want
+from advibp.reproduce.run_specs import Ask, RunSpec, format_eps, make_task, run_spec
 
 _MODELS = ("dm-small", "dm-medium", "dm-large")
 _METHODS = ("advibp", "fixed")
 _CLAIM = "9.1 to 31.9"
 
 
-def _wanted(ask: Ask) -> list[Wanted]:
+def _specs(ask: Ask) -> list[RunSpec]:
     setting, radii = ask.setting(), ask.figure_radii()
-    looks = [look(ask, radii, steps=200 if ask.scale == "paper" else 40)]
+    tasks = [make_task(ask, radii, steps=200 if ask.scale == "paper" else 40)]
     changes: dict[str, Any] = ask.at_scale(tiny={}, fast={"epochs": 20, "ramp": "50%"}, paper={})
     return [
-        want(ask, setting, net=net, method=method, eps=ask.main_eps(), seed=seed, looks=looks, **changes)
+        run_spec(ask, setting, net=net, method=method, eps=ask.main_eps(), seed=seed, tasks=tasks, **changes)
         for net in ask.nets(_MODELS)
-        for method in ask.rules(_METHODS)
-        for seed in ask.chances(fast=(0, 1, 2))
+        for method in ask.method_names(_METHODS)
+        for seed in ask.seed_list(fast=(0, 1, 2))
     ]
 
 
 def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
     radii, rows, charts = ask.figure_radii(), [], []
     for net in ask.nets(_MODELS):
-        of = {m: [one for one in measured if _of(one) == (net, m)] for m in ask.rules(_METHODS)}
+        of = {m: [one for one in measured if _of(one) == (net, m)] for m in ask.method_names(_METHODS)}
         verified = {m: [[one.errors(eps).verified["ibp"] for one in of[m]] for eps in radii] for m in of}
         for k, eps in enumerate(radii):
-            cut = ""
+            reduction = ""
             if {"advibp", "fixed"} <= of.keys() and (base := mean(verified["fixed"][k])):
-                cut = f"{100 * (base - mean(verified['advibp'][k])) / base:+.1f}"
+                reduction = f"{100 * (base - mean(verified['advibp'][k])) / base:+.1f}"
             for method, runs in of.items():
                 errors = [one.errors(eps) for one in runs]
                 attack, standard = spread([e.attack for e in errors]), spread([e.standard for e in errors])
-                saved = [cut, _CLAIM] if method == "advibp" else ["", ""]
-                rows.append([told(eps), net, method, spread(verified[method][k]), *saved, attack, standard])
+                reductions = [reduction, _CLAIM] if method == "advibp" else ["", ""]
+                rows.append([format_eps(eps), net, method, spread(verified[method][k]), *reductions, attack, standard])
         charts.append(
             ChartSection(
                 title=f"IBP verified error of {net}",
@@ -51,7 +51,7 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
                 series=[
                     Series(
                         name=method,
-                        x=[told(eps) for eps in radii],
+                        x=[format_eps(eps) for eps in radii],
                         y=[mean(seeds) for seeds in values],
                         low=[min(seeds) for seeds in values] if len(values[0]) > 1 else None,
                         high=[max(seeds) for seeds in values] if len(values[0]) > 1 else None,
@@ -66,8 +66,8 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
         head=head,
         rows=rows,
         notes=[
-            "Reduction: the part of fixed weights' verified error that AdvIBP saves; below 0, it adds to it. The "
-            "paper's figure is of MNIST at 0.3 and CIFAR-10 at 8/255; its text gives the range alone.",
+            "Reduction: by how much AdvIBP's verified error is below that of fixed weights, in percent of the latter. "
+            "The paper's figure shows MNIST at 0.3 and CIFAR-10 at 8/255; its text gives only the range.",
             *notes(ask, measured, ask.setting(), _MODELS),
         ],
     )
@@ -75,7 +75,7 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
 
 
 def _of(one: Measured) -> tuple[str, str]:
-    return one.wanted.recipe.net, one.wanted.recipe.method
+    return one.spec.recipe.net, one.spec.recipe.method
 
 
-BASELINE_FIGURE = Plan(says="AdvIBP against fixed weights, over seeds", wanted=_wanted, sections=_sections)
+BASELINE_FIGURE = Plan(says="AdvIBP compared with fixed weights, over seeds", specs=_specs, sections=_sections)

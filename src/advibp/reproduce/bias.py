@@ -1,9 +1,9 @@
-"""Is the expected update biased? Weights from the current gradients against Algorithm 1's, from past ones.
+"""Measure the bias of the expected update, for weights from current gradients and for Algorithm 1's, from past ones.
 
-Two quadratic losses over a finite population, parameters held fixed, so that the full gradients gbar are known. With
-g_t the gradients of a batch, the bias of an update is the mean of kappa_t (g_t - gbar), summed over both losses. If
-kappa_t depends on the past alone and g_t is a draw of its own, that mean is 0. Many independent chains are walked at
-once; the mean over the steps of a chain is one sample, and Hotelling's T^2 tests whether their mean is 0.
+Two quadratic losses over a finite population, at fixed parameters, so that the full gradients gbar are known. With g_t
+the gradients of a batch, the bias of an update is the mean of kappa_t (g_t - gbar), summed over both losses. It is 0 if
+kappa_t depends only on the past and batches are independent. Many independent chains run at once. The mean over the
+steps of a chain is one sample, and Hotelling's T^2 tests whether the mean of the samples is 0.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ _CHI2_95 = 9.4877  # of 4 degrees of freedom
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
+    """One setting of the experiment."""
+
     says: str
     angle: float  # between the full gradients, in degrees
     from_past: bool  # Algorithm 1; otherwise m = g_t, v = |g_t|
@@ -46,17 +48,17 @@ RULES = (
 
 @dataclass(frozen=True)
 class Bias:
-    """Relative to the length of the expected update, with an upper end at 95 % confidence; p of "no bias"."""
+    """The bias, relative to the norm of the expected update."""
 
     share: float
-    high: float
-    p: float
+    high: float  # upper end at 95 % confidence
+    p: float  # p-value of "no bias"
 
 
 def weigh(m: Tensor, v: Tensor, *, strong: bool | Tensor = True) -> Tensor:
     """Algorithm 1 for many chains at once: m (R, 2, d), v (R, 2) -> kappa_adv, kappa_IBP, kappa_reg (R, 3).
 
-    `strong`, whether FOSC <= c_t, may be another for each chain (R,).
+    `strong`, whether FOSC <= c_t, is one value or one per chain (R,).
     """
     p = (m[:, 0] * m[:, 1]).sum(1)
     zero, one = torch.zeros_like(p), torch.ones_like(p)
@@ -70,9 +72,9 @@ def weigh(m: Tensor, v: Tensor, *, strong: bool | Tensor = True) -> Tensor:
 
 
 def population(angle: float, n: int = POPULATION) -> tuple[Tensor, Tensor]:
-    """Gradients (N, 2, d) of each sample's losses and its abstract loss (N,), at the fixed parameters.
+    """Return the gradients (N, 2, d) of each sample's losses and its abstract loss (N,), at the fixed parameters.
 
-    Both losses of a sample share part of their noise, as two losses of one image do.
+    The two losses of a sample share part of their noise, like two losses of one image.
     """
     random = torch.Generator().manual_seed(0)
     shared, own_x, own_y = torch.randn(3, n, PARAMETERS, generator=random, dtype=torch.float64)
@@ -88,6 +90,7 @@ def population(angle: float, n: int = POPULATION) -> tuple[Tensor, Tensor]:
 
 
 def measure(rule: Rule, *, chains: int, steps: int, seed: int) -> Bias:
+    """Run the experiment with this many chains and steps."""
     random = torch.Generator().manual_seed(seed)
     gradients, losses = population(rule.angle)
     full, full_loss = gradients.mean(0), losses.mean()
@@ -97,21 +100,21 @@ def measure(rule: Rule, *, chains: int, steps: int, seed: int) -> Bias:
     for t in range(steps + 1):
         rows = torch.randint(POPULATION, (chains, BATCH), generator=random)
         g, loss = gradients[rows].mean(1), losses[rows].mean(1)
-        if t > 0:  # there is a past
+        if t > 0:  # there are past gradients
             past = m / (1 - BETA1**t), v / (1 - BETA2**t)
             kappa = weigh(*(past if rule.from_past else (g, g.norm(dim=2))), strong=rule.strong)
-            mine, ideal = ((kappa[:, :2, None] * of).sum(1) for of in (g, full))
+            actual, ideal = ((kappa[:, :2, None] * gradient).sum(1) for gradient in (g, full))
             if rule.regularizer:
-                mine = mine + 2 * kappa[:, 2:] * loss[:, None] * g[:, 1]
+                actual = actual + 2 * kappa[:, 2:] * loss[:, None] * g[:, 1]
                 ideal = ideal + 2 * kappa[:, 2:] * full_loss * full[1]
-            bias += (mine - ideal) / steps
-            update += mine / steps
+            bias += (actual - ideal) / steps
+            update += actual / steps
         m, v = torch.lerp(m, g, 1 - BETA1), torch.lerp(v, g.norm(dim=2), 1 - BETA2)
     return _tested(bias, float(update.mean(0).norm()))
 
 
 def _tested(samples: Tensor, size: float) -> Bias:
-    """Hotelling's T^2 of samples (R, 4), whose law is chi^2 for as many chains as there are."""
+    """Hotelling's T^2 of samples (R, 4). With many chains its distribution is chi^2 with 4 degrees of freedom."""
     mean, covariance = samples.mean(0), torch.cov(samples.T) / len(samples)
     t2 = float(mean @ torch.linalg.solve(covariance, mean))
     p = math.exp(-t2 / 2) * (1 + t2 / 2)  # of chi^2 with 4 degrees of freedom

@@ -1,24 +1,24 @@
-"""A problem in which every constant of Theorems 1 and 2 is known, and SGD on it with the theorems' step sizes.
+"""Problems for which all constants of Theorems 1 and 2 are known, and SGD on them with the theorems' step sizes.
 
 Theorem 1 (the gradients agree). A sample x_i in R^d, parameters theta in R^d, a perturbation |xi|_inf <= eps:
 
     l(theta; x_i, xi) = |theta - x_i|^2 / 2 + b theta' xi - mu |xi|^2 / 2
 
-is strongly concave in xi, with L_theta_theta = 1 and L_theta_x = L_x_theta = b. Its maximiser is clip(b theta / mu),
-so the robust loss is |theta - x_i|^2 / 2 + sum_j huber(b theta_j), and its gradient has the Lipschitz constant
-L = 1 + b^2 / mu exactly. The abstract loss treats the terms one by one, as intervals do, and is smoothed:
+is strongly concave in xi, with L_theta_theta = 1 and L_theta_x = L_x_theta = b. Its maximizer is clip(b theta / mu),
+so the robust loss is |theta - x_i|^2 / 2 + sum_j huber(b theta_j), and its gradient has exactly the Lipschitz constant
+L = 1 + b^2 / mu. The abstract loss bounds the terms one by one, as intervals do, and is smoothed:
 
     max b theta' xi + max -mu |xi|^2 / 2 = eps b |theta|_1 <= sum_j ((b theta_j)^2 / (2 mu) + mu eps^2 / 2).
 
-The noise of a batch is that of its mean x_i, the same for every theta: sigma^2 = tr cov(x) / batch, exactly. Since the
-minimiser lies where nothing is clipped, both gradients have equal signs in every coordinate, everywhere.
+The noise of a batch is that of its mean x_i and does not depend on theta: exactly sigma^2 = tr cov(x) / batch. Nothing
+is clipped at the minimizer, so that both gradients have equal signs in every coordinate, everywhere.
 
-Theorem 2 (they conflict, the attack is weak). theta = (a, b), with a in R and b in R^d:
+Theorem 2 (the gradients conflict, the attack is weak). theta = (a, b), with a in R and b in R^d:
 
-    robust:    w/2 (1 - a / sqrt(1 + a^2)), which falls in a
-    abstract:  w + s (a + sqrt(1 + a^2)) + h |b - y_i|^2 / 2, which rises in a, and lies above it since it is >= w
+    robust:    w/2 (1 - a / sqrt(1 + a^2)), which decreases in a
+    abstract:  w + s (a + sqrt(1 + a^2)) + h |b - y_i|^2 / 2, which increases in a, and is larger, since it is >= w
 
-so that the gradients conflict everywhere. Lbar = max(s, h), and w > 1/2 is what the theorem asks of the loss.
+so that the gradients conflict everywhere. Lbar = max(s, h), and the theorem requires w > 1/2.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from advibp.reproduce.bias import BETA1, BETA2, weigh
 
 
 class Path(NamedTuple):
-    """Means over repetitions at each step: of the squared gradient norm, and of the loss that is minimised."""
+    """Means over repetitions at each step: of the squared gradient norm and of the loss that is minimized."""
 
     gradients: Tensor  # (T,)
     losses: Tensor  # (T,)
-    premise: float  # the share of steps in which the gradients stood as the theorem assumes
+    premise: float  # fraction of steps in which the gradients agree or conflict, as the theorem assumes
 
     @property
     def average(self) -> float:
-        """What both theorems bound."""
+        """Mean squared gradient norm, which both theorems bound."""
         return float(self.gradients.mean())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """The problem of Theorem 1. `delta` is the FOSC of the attack, 0: it finds the maximum."""
+    """The problem of Theorem 1. `delta` is the FOSC of the attack; 0 means that it finds the maximum."""
 
     sigma: float = 4.0
     delta: float = 0.0
-    abstract_noise: float = 0.0  # what the abstract gradient has in addition to sigma
+    abstract_noise: float = 0.0  # additional noise of the abstract gradient
     d: int = 10
     b: float = 1.0
     mu: float = 2.0
@@ -65,12 +65,12 @@ class Agreement:
         return 1 + self.b**2 / self.mu
 
     def perturbation(self, theta: Tensor) -> Tensor:
-        """The maximiser, or on the way from 0 to it the first point whose FOSC is at most delta."""
+        """Return the maximizer, or the first point from 0 to it whose FOSC is at most delta."""
         best = (self.b * theta / self.mu).clamp(-self.eps, self.eps)
         if self.delta == 0:
             return best
         low, high = torch.zeros(len(theta), 1, dtype=theta.dtype), torch.ones(len(theta), 1, dtype=theta.dtype)
-        for _ in range(12):  # FOSC falls on the way
+        for _ in range(12):  # bisection, since FOSC decreases along the way
             middle = (low + high) / 2
             weak = (self.fosc(theta, middle * best) > self.delta)[:, None]
             low, high = torch.where(weak, middle, low), torch.where(weak, high, middle)
@@ -81,14 +81,14 @@ class Agreement:
         return self.eps * slope.abs().sum(1) - (xi * slope).sum(1)
 
     def gradient(self, theta: Tensor) -> Tensor:
-        """Of the robust loss, (R, d)."""
+        """Return the gradient of the robust loss, (R, d)."""
         return theta - self.centre + self.b * (self.b * theta / self.mu).clamp(-self.eps, self.eps)
 
     def abstract_gradient(self, theta: Tensor) -> Tensor:
         return theta - self.centre + self.b**2 * theta / self.mu
 
     def loss(self, theta: Tensor) -> Tensor:
-        """Robust, up to the spread of x_i, which no theta changes."""
+        """Return the robust loss without the variance of x_i, which does not depend on theta."""
         u = self.b * theta
         xi = (u / self.mu).clamp(-self.eps, self.eps)
         return ((theta - self.centre) ** 2 / 2 + u * xi - self.mu * xi**2 / 2).sum(1)
@@ -102,15 +102,15 @@ class Agreement:
         return min(1 / (6 * self.L), math.sqrt(self.Delta / (steps * self.L * self.sigma**2)))
 
     def least_steps(self) -> float:
-        """From here on the second of the two step sizes counts, and with it the theorem's bound."""
+        """Return the number of steps from which the second step size is the smaller one, so that the bound holds."""
         return 36 * self.L * self.Delta / self.sigma**2
 
     def bound(self, steps: int) -> float:
-        """As it is printed."""
+        """Return the bound that the paper prints."""
         return 8 * self.sigma * math.sqrt(self.L * self.Delta / steps) + self._weak
 
     def proved(self, steps: int) -> float:
-        """What its proof gives for either step size: 4 Delta / (eta T) + 4 L eta sigma^2 in place of the first term."""
+        """Return the bound of the proof for either step size. Its first term is 4 Delta / (eta T) + 4 L eta sigma^2."""
         eta = self.step_size(steps)
         return 4 * self.Delta / (eta * steps) + 4 * self.L * eta * self.sigma**2 + self._weak
 
@@ -119,7 +119,7 @@ class Agreement:
         return 7 * self.b**2 * self.delta / (3 * self.mu)
 
     def run(self, steps: int, *, repetitions: int, seed: int = 0, moments: bool = False) -> Path:
-        """SGD as in the proof, eta_t = |grad L| eta with the true norms, or by Algorithm 1's moments with that eta."""
+        """Run SGD as in the proof, with the true gradient norms, or with `moments` with Algorithm 1's weights."""
         random = torch.Generator().manual_seed(seed)
         theta = torch.full((repetitions, self.d), self.start, dtype=torch.float64)
         eta, squares, losses, agreed = self.step_size(steps), [], [], 0.0
@@ -162,7 +162,7 @@ class Conflict:
 
     @property
     def _floor(self) -> float:
-        """The least abstract loss: w, and the spread of y_i (in batches of one)."""
+        """The minimum of the abstract loss: w plus the variance of y_i (for batches of one)."""
         return self.w + self.sigma**2 / (2 * self.h)
 
     def loss(self, theta: Tensor) -> Tensor:
@@ -170,18 +170,18 @@ class Conflict:
         return self._floor + self.s * (a + torch.sqrt(1 + a**2)) + self.h * (b**2).sum(1) / 2
 
     def gradient(self, theta: Tensor) -> Tensor:
-        """Of the abstract loss, (R, 1 + d)."""
+        """Return the gradient of the abstract loss, (R, 1 + d)."""
         a, b = theta[:, :1], theta[:, 1:]
         return torch.cat([self.s * (1 + a / torch.sqrt(1 + a**2)), self.h * b], 1)
 
     def robust_gradient(self, theta: Tensor) -> Tensor:
-        found = torch.zeros_like(theta)
-        found[:, 0] = -self.w / 2 * (1 + theta[:, 0] ** 2) ** -1.5
-        return found
+        result = torch.zeros_like(theta)
+        result[:, 0] = -self.w / 2 * (1 + theta[:, 0] ** 2) ** -1.5
+        return result
 
     @property
     def first(self) -> Tensor:
-        """theta (1, 1 + d)."""
+        """The initial theta, (1, 1 + d)."""
         return torch.tensor([[0.0, *[self.start] * self.d]], dtype=torch.float64)
 
     @property
@@ -189,22 +189,22 @@ class Conflict:
         return float(self.loss(self.first)) - self._floor
 
     def step_sizes(self, steps: int, loss: float) -> tuple[float, float]:
-        """The two that the theorem takes the smaller of: by the loss, and by T."""
+        """Return the two step sizes of which the theorem takes the smaller one: by the loss, and by T."""
         return (2 * loss - 1) / self.L, math.sqrt(self.Delta / (steps * self.L * self.sigma**2))
 
     def bound(self, path: Path) -> float:
-        """As it is printed: with a sum over all steps."""
+        """Return the bound that the paper prints, with a sum over all steps."""
         return self._rate(path) * (1 + float(((1 + path.losses) ** 2).sum()))
 
     def with_a_mean(self, path: Path) -> float:
-        """What the proof's last inequality gives for the second step size: half a mean in place of the sum."""
+        """Return the bound of the proof's last inequality for the second step size: half a mean instead of the sum."""
         return self._rate(path) * (1 + float(((1 + path.losses) ** 2).mean()) / 2)
 
     def _rate(self, path: Path) -> float:
         return 2 * self.sigma * math.sqrt(self.L * self.Delta / len(path.losses))
 
     def run(self, steps: int, *, repetitions: int, seed: int = 0) -> Path:
-        """SGD by -(1 + Lbar) gbar - kappa_adv g_adv, kappa_adv = -<g_adv, gbar> / |g_adv|^2, as in the proof."""
+        """Run SGD as in the proof: -(1 + Lbar) gbar - kappa_adv g_adv, with kappa_adv = -<g_adv, gbar> / |g_adv|^2."""
         random = torch.Generator().manual_seed(seed)
         theta = self.first.expand(repetitions, -1).clone()
         squares, losses, apart = [], [], 0.0

@@ -1,4 +1,4 @@
-"""Charts as one SVG file, by matplotlib, which need not be installed."""
+"""Draw charts into one SVG file with matplotlib, which is optional."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def installed() -> bool:
 
 
 def write_svg(path: Path, charts: Sequence[ChartSection], says: str) -> None:
-    """All charts side by side; `says` stands in the file, for whoever asks where it came from."""
-    from matplotlib.figure import Figure  # no pyplot: it would look for a screen
+    """Write all charts into one file, two per row; `says` becomes the description in its metadata."""
+    from matplotlib.figure import Figure  # not pyplot, which looks for a screen
 
     columns = min(len(charts), 2)
     rows = -(-len(charts) // columns)
@@ -55,7 +55,7 @@ def _draw(axes: Any, chart: ChartSection) -> None:
 
 
 def _arrow(axes: Any, series: Series, colour: str) -> None:
-    """From the first point to the last; the line under it makes room for it."""
+    """Draw an arrow from the first point to the last. The line sets the limits of the axes, which an arrow does not."""
     axes.plot(series.x, series.y, color=colour, label=series.name)
     axes.annotate(
         "",

@@ -1,4 +1,4 @@
-"""The three cases of g_final, computed by Algorithm 1 itself, and how often real trainings met each of them."""
+"""The three cases of g_final, computed by Algorithm 1, and how often they occurred in trainings."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from torch import Tensor
 from advibp.report.sections import ChartSection, Section, Series, TableSection
 from advibp.reproduce.carry_out import Measured, finished_runs
 from advibp.reproduce.plan import Plan
-from advibp.reproduce.wanted import Ask
+from advibp.reproduce.run_specs import Ask
 from advibp.runs.run_files import RunFiles
 from advibp.weighting import Moments, Weights, combine
 
 
 @dataclass(frozen=True)
 class Case:
-    """Two gradients in the plane, and how strong the attack is."""
+    """Two gradients in the plane, and whether the attack is strong."""
 
     name: str
     adv: tuple[float, float]
     ibp: tuple[float, float]
     strong: bool = True  # FOSC <= c_t
-    ibp_loss: float = 0.0  # L_IBP, by which the regularizer weighs
+    ibp_loss: float = 0.0  # L_IBP, a factor of the regularizer
 
 
 CASES = (
@@ -39,7 +39,10 @@ CASES = (
 
 
 def solve(case: Case) -> tuple[Weights, Tensor, Tensor]:
-    """Weights, the gradients (2, 2) and g_final (2,). After steps of one gradient the moments are that gradient."""
+    """Return the weights, the gradients (2, 2) and g_final (2,).
+
+    All steps have the same gradients, so that the moments equal them.
+    """
     gradients = torch.tensor([case.adv, case.ibp], dtype=torch.float64)
     moments = Moments()
     for _ in range(20):
@@ -86,11 +89,11 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
         head=head,
         rows=rows,
         notes=[
-            "Angles in degrees. A loss falls, to first order, if g_final has a positive product with its gradient.",
-            "In agreement both losses fall. In a conflict the loss that comes first falls, and the other stays as it "
-            "is: its product is 0.",
-            "The regularizer (L_IBP = 0.5 here) undoes that: it adds 2 kappa_reg L_IBP g_IBP, so that the product with "
-            "g_adv is L_IBP <g_adv, g_IBP> < 0, and the adversarial loss rises.",
+            "Angles in degrees. To first order, a loss decreases if g_final has a positive product with its gradient.",
+            "In agreement both losses decrease. In a conflict the loss with priority decreases, and the other one "
+            "stays the same: its product is 0.",
+            "The regularizer (L_IBP = 0.5 here) changes that: it adds 2 kappa_reg L_IBP g_IBP, so that the product "
+            "with g_adv is L_IBP <g_adv, g_IBP> < 0, and the adversarial loss increases.",
         ],
     )
     runs = finished_runs(ask.folders)
@@ -103,13 +106,13 @@ def _angle(a: Tensor, b: Tensor) -> float:
 
 def _verdict(adv: float, ibp: float) -> str:
     def moves(product: float) -> str:
-        return "stays" if abs(product) < 1e-9 else "falls" if product > 0 else "rises"
+        return "stays" if abs(product) < 1e-9 else "decreases" if product > 0 else "increases"
 
     return f"L_adv {moves(adv)}, L_IBP {moves(ibp)}"
 
 
 def _branches(runs: Sequence[RunFiles]) -> list[TableSection]:
-    """Shares of the steps of each phase, of runs whose weights come from moments."""
+    """Return the table of how often each case occurred in each phase, for runs with weights from moments."""
     rows = []
     for run in runs:
         for phase in ("ramp", "full", "latent"):
@@ -123,7 +126,7 @@ def _branches(runs: Sequence[RunFiles]) -> list[TableSection]:
         return []
     return [
         TableSection(
-            title="How often trainings meet each case",
+            title="Frequency of each case in trainings",
             head=["run", "phase", "epochs", "agreement, %", "attack strong, %", "attack weak, %", "mean angle"],
             rows=rows,
         )
@@ -131,7 +134,7 @@ def _branches(runs: Sequence[RunFiles]) -> list[TableSection]:
 
 
 def _over_training(run: RunFiles) -> ChartSection | None:
-    """Shares of each epoch's steps, of a run with seed 0 whose weights come from moments."""
+    """Return the chart of how often each case occurred per epoch, for a run with seed 0 and weights from moments."""
     epochs = [m for m in run.history if "branch_agree" in m]
     if not epochs or run.recipe.get("seed"):
         return None
@@ -152,8 +155,8 @@ def _over_training(run: RunFiles) -> ChartSection | None:
 
 
 GRADIENT_CASES = Plan(
-    says="the three cases of g_final, with proofs of what they promise",
-    wanted=lambda ask: [],
+    says="the three cases of g_final, and which losses they decrease",
+    specs=lambda ask: [],
     sections=_sections,
     narrowed_by=(),
 )

@@ -1,6 +1,6 @@
-"""What layer-wise stages gain: errors before them and after each, and the share of the first two stages.
+"""Layer-wise stages: errors before them and after each, and the gain of the first two stages.
 
-A run in a --reuse folder that is unfinished, or was trained with fewer stages, is shown with the stages it has.
+A run in a --reuse folder that is unfinished, or has fewer stages, is used with the stages it has.
 """
 
 from __future__ import annotations
@@ -19,23 +19,33 @@ from advibp.reproduce.carry_out import Measured
 from advibp.reproduce.cells import notes, spread
 from advibp.reproduce.plan import Plan
 from advibp.reproduce.published import DATA
-from advibp.reproduce.wanted import CIFAR10, FIGURE_RADII, MNIST, Ask, Setting, Wanted, look, told, want
+from advibp.reproduce.run_specs import (
+    CIFAR10,
+    FIGURE_RADII,
+    MNIST,
+    Ask,
+    RunSpec,
+    Setting,
+    format_eps,
+    make_task,
+    run_spec,
+)
 from advibp.training.stages import Stages
 
 _MODELS = ("dm-small", "dm-medium", "dm-large")
-_FIRST = 2  # stages in which the paper sees most of the gain
+_FIRST = 2  # stages with most of the gain, according to the paper
 
 
 @cache
 def count_stages(net: str, data: str) -> int:
-    """How many layer-wise stages a network has: one for each layer but the last."""
+    """Return the number of layer-wise stages of a network: one for each layer but the last."""
     row = find(data)
     built = nets.build(net, row.input_shape, row.classes, seed=0)
     return Stages(built).count("all", torch.zeros(2, *row.input_shape))
 
 
 def _halves(ask: Ask) -> list[tuple[Setting, tuple[float, ...]]]:
-    """The data sets of the figure with their test radii: both of the paper's, if none was asked for."""
+    """Return the data sets of the figure with their test radii; by default both of the paper's."""
     if ask.data or ask.scale == "tiny":
         return [(ask.setting(), ask.figure_radii())]
     radii = ask.radii((*FIGURE_RADII["mnist"], *FIGURE_RADII["cifar10"]), ())
@@ -43,7 +53,7 @@ def _halves(ask: Ask) -> list[tuple[Setting, tuple[float, ...]]]:
     return [(setting, tested) for setting, tested in halves if tested]
 
 
-def _wanted(ask: Ask) -> list[Wanted]:
+def _specs(ask: Ask) -> list[RunSpec]:
     changes: dict[str, Any] = ask.at_scale(
         tiny={"stages": "all", "stage_epochs": 1},
         fast={"epochs": 40, "stages": "all", "stage_epochs": 10},
@@ -51,37 +61,39 @@ def _wanted(ask: Ask) -> list[Wanted]:
     )
     steps = 200 if ask.scale == "paper" else 40
     return [
-        want(
+        run_spec(
             ask,
             setting,
             net=net,
             method=method,
             eps=ask.main_eps(setting),
             seed=seed,
-            looks=[look(ask, radii, steps=steps, stage=stage) for stage in range(count_stages(net, setting.data) + 1)],
+            tasks=[
+                make_task(ask, radii, steps=steps, stage=stage) for stage in range(count_stages(net, setting.data) + 1)
+            ],
             partial=True,
             **changes,
         )
         for setting, radii in _halves(ask)
         for net in ask.nets(_MODELS[:1])
-        for method in ask.rules(("advibp",))
-        for seed in ask.chances(fast=(0, 1, 2))
+        for method in ask.method_names(("advibp",))
+        for seed in ask.seed_list(fast=(0, 1, 2))
     ]
 
 
 def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
-    rows, shares, charts, said = [], [], [], []
+    rows, shares, charts, lines = [], [], [], []
     for setting, radii in _halves(ask):
         data = ask.data or setting.data
-        half = [one for one in measured if one.wanted.recipe.data == data]
-        for net, method in dict.fromkeys((one.wanted.recipe.net, one.wanted.recipe.method) for one in half):
-            runs = [o for o in half if (o.wanted.recipe.net, o.wanted.recipe.method) == (net, method)]
-            named = [DATA.get(data, data), net, method]
+        half = [one for one in measured if one.spec.recipe.data == data]
+        for net, method in dict.fromkeys((one.spec.recipe.net, one.spec.recipe.method) for one in half):
+            runs = [o for o in half if (o.spec.recipe.net, o.spec.recipe.method) == (net, method)]
+            first = [DATA.get(data, data), net, method]
             for eps in radii:
-                rows += [[*named, told(eps), *cells] for cells in _errors(runs, eps)]
-                shares.append([*named, told(eps), *_share(runs, eps)])
-            charts.append(_chart(", ".join(named), runs, radii))
-        said += notes(ask, half, setting, _MODELS)
+                rows += [[*first, format_eps(eps), *cells] for cells in _errors(runs, eps)]
+                shares.append([*first, format_eps(eps), *_share(runs, eps)])
+            charts.append(_chart(", ".join(first), runs, radii))
+        lines += notes(ask, half, setting, _MODELS)
     key = ["data", "net", "method", "eps"]
     return [
         TableSection(
@@ -89,10 +101,10 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
             head=[*key, "stage", "verified (IBP)", "PGD", "standard"],
             rows=rows,
             notes=[
-                "Stage 0 is the network before the first stage; stage k after k layers were frozen, one after the "
-                "other.",
+                "Stage 0 is the network before the first stage; stage k is the network after k layers were frozen one "
+                "by one.",
                 *_partial_notes(measured),
-                *dict.fromkeys(said),
+                *dict.fromkeys(lines),
             ],
         ),
         TableSection(
@@ -100,12 +112,12 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
             head=[*key, "runs", "stages", "gain of the first two", "gain of all", "share of the first two, %"],
             rows=shares,
             notes=[
-                "Gain: IBP verified error before the stages minus that after them, in points, of the runs that have "
-                "all their stages, or if there are none, of those that have two. Share: of the means; above 100 if "
-                "later stages lose again.",
-                "The paper's figure (MNIST at 0.3, CIFAR-10 at 8/255) has no numbers in its text. Its claim: the "
-                "stages lower the verified error, and most of the gain is in the first two layers, i.e. a share "
-                "above 50.",
+                "Gain: IBP verified error before the stages minus that after them, in percentage points, over the runs "
+                "with all stages, or if there are none, over those with two. Share: ratio of the means; it is above "
+                "100 if later stages increase the error again.",
+                "The paper gives no numbers for its figure (MNIST at 0.3, CIFAR-10 at 8/255). It claims that the "
+                "stages reduce the verified error, and that most of the gain comes from the first two layers, i.e. a "
+                "share above 50.",
             ],
         ),
         *charts,
@@ -113,8 +125,8 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
 
 
 def _reached(one: Measured) -> int:
-    """The last stage that a run has."""
-    return len(one.looks) - 1
+    """Return the number of the last stage of a run."""
+    return len(one.tasks) - 1
 
 
 def _verified(one: Measured, eps: float, stage: int) -> float:
@@ -122,7 +134,7 @@ def _verified(one: Measured, eps: float, stage: int) -> float:
 
 
 def _errors(runs: Sequence[Measured], eps: float) -> list[list[str]]:
-    """For each stage: its number, and verified, attack and standard errors."""
+    """Return a row per stage: its number, and verified, attack and standard errors."""
     rows = []
     for stage in range(max(map(_reached, runs)) + 1):
         errors = [one.errors(eps, f"certify-stage-{stage}") for one in runs if _reached(one) >= stage]
@@ -132,23 +144,23 @@ def _errors(runs: Sequence[Measured], eps: float) -> list[list[str]]:
 
 
 def _share(runs: Sequence[Measured], eps: float) -> list[str]:
-    """How many runs, of how many stages; their gains in the first two and in all, and the share."""
-    stages = len(runs[0].wanted.looks) - 1
-    whole = [one for one in runs if _reached(one) == stages]
-    counted = whole or [one for one in runs if _reached(one) >= _FIRST]
+    """Return five cells: runs, stages, gain of the first two stages, gain of all, and the share."""
+    stages = len(runs[0].spec.tasks) - 1
+    complete = [one for one in runs if _reached(one) == stages]
+    counted = complete or [one for one in runs if _reached(one) >= _FIRST]
     first = [_verified(one, eps, 0) - _verified(one, eps, min(_FIRST, stages)) for one in counted]
-    every = [_verified(one, eps, 0) - _verified(one, eps, stages) for one in whole]
-    share = "unknown" if not whole else "no gain"
-    if every and mean(every) > 0:
-        share = f"{100 * mean(first) / mean(every):.0f}"
-    return [str(len(counted)), str(stages), spread(first), spread(every), share]
+    total = [_verified(one, eps, 0) - _verified(one, eps, stages) for one in complete]
+    share = "unknown" if not complete else "no gain"
+    if total and mean(total) > 0:
+        share = f"{100 * mean(first) / mean(total):.0f}"
+    return [str(len(counted)), str(stages), spread(first), spread(total), share]
 
 
 def _partial_notes(measured: Sequence[Measured]) -> list[str]:
-    found = {one.wanted.name: (_reached(one), len(one.wanted.looks) - 1) for one in measured}
+    counts = {one.spec.name: (_reached(one), len(one.spec.tasks) - 1) for one in measured}
     return [
-        f"{name} has {reached} of its {stages} stages; later ones are missing here."
-        for name, (reached, stages) in found.items()
+        f"{name} has only {reached} of its {stages} stages."
+        for name, (reached, stages) in counts.items()
         if reached < stages
     ]
 
@@ -161,7 +173,7 @@ def _chart(title: str, runs: Sequence[Measured], radii: Sequence[float]) -> Char
         several = len(runs) > 1
         series.append(
             Series(
-                name=f"eps {told(eps)}",
+                name=f"eps {format_eps(eps)}",
                 x=list(map(float, stages)),
                 y=[mean(seeds) for seeds in values],
                 low=[min(seeds) for seeds in values] if several else None,
@@ -172,5 +184,5 @@ def _chart(title: str, runs: Sequence[Measured], radii: Sequence[float]) -> Char
 
 
 LAYERWISE_FIGURE = Plan(
-    says="verified error before and after layer-wise stages, MNIST and CIFAR-10", wanted=_wanted, sections=_sections
+    says="verified error before and after layer-wise stages, MNIST and CIFAR-10", specs=_specs, sections=_sections
 )

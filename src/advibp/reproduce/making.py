@@ -1,4 +1,4 @@
-"""A plan from beginning to end: its runs, its sections, its files."""
+"""Carry out a plan: provide its runs, compute its sections, write its files."""
 
 from __future__ import annotations
 
@@ -21,30 +21,42 @@ from advibp.storage import checkpoint
 
 @dataclass(frozen=True)
 class Made:
-    """What came of it."""
+    """Result of `reproduce`.
+
+    Attributes:
+        sections: tables and charts.
+        files: the files that were written.
+        lacks: a message about what could not be written; "" if nothing is missing.
+    """
 
     sections: list[Section]
     files: list[Path]
-    lacks: str = ""  # what could not be made, and why
+    lacks: str = ""
 
 
 def make(name: str, work: Work, *, kept: Path | None = None) -> Made:
-    """Carry out what is missing, and write DIR/NAME/; `kept`: where the small files of the runs are copied to."""
+    """Carry out a plan and write the folder DIR/NAME.
+
+    Args:
+        name: a key of `PLANS`.
+        work: provides the runs.
+        kept: folder to which recipe, metrics and summaries of the runs are copied.
+    """
     plan, ask = plan_of(name), work.ask
     plan.check(name, ask)
-    wanted = plan.wanted(ask)
+    specs = plan.specs(ask)
     if kept is not None:
-        check_kept(wanted, kept)
+        check_kept(specs, kept)
     known: dict[object, Measured] = {}
-    for number, one in enumerate(wanted, 1):
-        key = (one.name, one.looks)
+    for number, one in enumerate(specs, 1):
+        key = (one.name, one.tasks)
         if key not in known:
             found = work.find(one)
-            work.tell(f"{number} of {len(wanted)}: {one.name} ({found.says})")
+            work.tell(f"{number} of {len(specs)}: {one.name} ({found.says})")
             known[key] = work.measure(one, found)
-    measured = [known[one.name, one.looks] for one in wanted]
-    if not wanted:
-        work.tell(f"{name} trains nothing; computing")
+    measured = [known[one.name, one.tasks] for one in specs]
+    if not specs:
+        work.tell(f"{name} needs no training; computing")
     sections = [dataclasses.replace(s, command=ask.command) for s in plan.sections(ask, measured)]
     if kept is not None:
         keep(list(known.values()), kept)
@@ -59,17 +71,17 @@ def _write(
     command = sections[0].command
     tables = [s for s in sections if isinstance(s, TableSection)]
     charts = [s for s in sections if isinstance(s, ChartSection)]
-    behind = dataclasses.replace(runs_table(measured), command=command)
+    sources = dataclasses.replace(runs_table(measured), command=command)
     machine = _machine()
-    said = [*tables, behind] if measured else tables
-    made_on = f"Made on: {machine}."
+    all_tables = [*tables, sources] if measured else tables
+    made_on = f"Computed on: {machine}."
     files = {
-        "table.md": "\n".join(map(markdown, said)) + f"\n{made_on}\n",
-        "table.tex": "\n".join([f"% {made_on}", *map(latex, said)]),
+        "table.md": "\n".join(map(markdown, all_tables)) + f"\n{made_on}\n",
+        "table.tex": "\n".join([f"% {made_on}", *map(latex, all_tables)]),
     }
     files |= {_numbered(k): as_csv(t, {"command": command, "machine": machine}) for k, t in enumerate(tables)}
     if measured:
-        files["runs.csv"] = as_csv(behind, {"command": command})
+        files["runs.csv"] = as_csv(sources, {"command": command})
     for file, text in files.items():
         checkpoint.write_atomically(folder / file, text)
     lacks = ""
@@ -77,10 +89,10 @@ def _write(
         figure.write_svg(folder / "figure.svg", charts, f"{command}\n{made_on}")
         files["figure.svg"] = ""
     elif charts:
-        lacks = "figure.svg is not drawn: it needs matplotlib, which is not installed (pip install matplotlib)."
-    write_page(folder / "report.html", runs, sections=[*sections, *([behind] if measured else [])], title=name)
+        lacks = "figure.svg was not written, because matplotlib is not installed; run pip install matplotlib."
+    write_page(folder / "report.html", runs, sections=[*sections, *([sources] if measured else [])], title=name)
     return Made(
-        [*sections, behind] if measured else sections, [folder / file for file in (*files, "report.html")], lacks
+        [*sections, sources] if measured else sections, [folder / file for file in (*files, "report.html")], lacks
     )
 
 
@@ -89,5 +101,5 @@ def _numbered(k: int) -> str:
 
 
 def _machine() -> str:
-    told = hardware()
-    return f"{told['processor']}, {told['cores']} cores, {told['threads']} threads, torch {told['torch']}"
+    info = hardware()
+    return f"{info['processor']}, {info['cores']} cores, {info['threads']} threads, torch {info['torch']}"

@@ -1,4 +1,4 @@
-"""Many nets, two methods: best, median and worst errors, and how often each method is ahead."""
+"""Two methods on many nets: best, median and worst errors, and how often AdvIBP has the lower error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from advibp.reproduce.carry_out import Measured
 from advibp.reproduce.cells import ERRORS, HEADS, beside, notes, three_columns
 from advibp.reproduce.plan import Plan
 from advibp.reproduce.published import METHODS, Published, published
-from advibp.reproduce.wanted import Ask, Setting, Wanted, look, told, want
+from advibp.reproduce.run_specs import Ask, RunSpec, Setting, format_eps, make_task, run_spec
 
 _NETS = {"mnist": tuple("abcdefghij"), "cifar10": tuple("abcdefg")}
 _RADII = {"mnist": (0.2, 0.3), "cifar10": (8 / 255,)}
@@ -28,22 +28,24 @@ def _radii(ask: Ask) -> tuple[float, ...]:
     return ask.radii(table, table)
 
 
-def _wanted(ask: Ask) -> list[Wanted]:
+def _specs(ask: Ask) -> list[RunSpec]:
     setting, radii = ask.setting(), _radii(ask)
     return [
-        want(ask, setting, net=net, method=method, eps=eps, seed=seed, looks=[look(ask, setting.tested(eps, radii))])
+        run_spec(
+            ask, setting, net=net, method=method, eps=eps, seed=seed, tasks=[make_task(ask, setting.tested(eps, radii))]
+        )
         for net in _nets(ask)
-        for method in ask.rules(_METHODS)
+        for method in ask.method_names(_METHODS)
         for eps in dict.fromkeys(setting.trained_for[e] for e in radii)
-        for seed in ask.chances()
+        for seed in ask.seed_list()
     ]
 
 
 def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
     setting, rows, every, wins = ask.setting(), [], [], []
-    whole = not ask.models and ask.scale != "tiny"  # the paper's ranks are of all its nets
+    complete = not ask.models and ask.scale != "tiny"  # the paper's ranks are over all its nets
     for eps in _radii(ask):
-        errors = {method: _by_net(measured, method, eps, setting) for method in ask.rules(_METHODS)}
+        errors = {method: _by_net(measured, method, eps, setting) for method in ask.method_names(_METHODS)}
         for method, nets in errors.items():
             for rank, of in _RANKS.items():
                 row = _published(setting, method, rank, eps)
@@ -51,34 +53,34 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
                 for k, (_, key) in enumerate(ERRORS):
                     value = of([numbers[k] for numbers in nets.values()])
                     paper = getattr(row, key) if row else None
-                    cells += beside([value], paper, compare=whole and ask.data in (None, setting.data))
-                rows.append([told(eps), method, rank, *cells])
-            every += [[told(eps), method, net, *(f"{n:.2f}" for n in numbers)] for net, numbers in nets.items()]
+                    cells += beside([value], paper, compare=complete and ask.data in (None, setting.data))
+                rows.append([format_eps(eps), method, rank, *cells])
+            every += [[format_eps(eps), method, net, *(f"{n:.2f}" for n in numbers)] for net, numbers in nets.items()]
         wins += _wins(setting, errors, eps)
     head = ["eps", "method", "of all nets", *(c for name, _ in ERRORS for c in three_columns(name))]
-    said = [note for note in notes(ask, measured, setting, _nets(ask)) if "stand-in" not in note]
-    if not whole:
-        said.append(f"Of the nets {', '.join(_nets(ask))} alone, so that no difference to the paper's ranks is given.")
+    lines = [note for note in notes(ask, measured, setting, _nets(ask)) if "stand-in" not in note]
+    if not complete:
+        lines.append(f"Only the nets {', '.join(_nets(ask))}, so that no difference from the paper's ranks is given.")
     return [
         TableSection(
             title="Errors over many nets: best, median, worst",
             head=head,
             rows=rows,
-            notes=[*wins, HEADS, "Each column has its own best, median and worst net.", *said],
+            notes=[*wins, HEADS, "Best, median and worst are determined for each column separately.", *lines],
         ),
         TableSection(title="Each net", head=["eps", "method", "net", *(name for name, _ in ERRORS)], rows=every),
     ]
 
 
 def _by_net(measured: Sequence[Measured], method: str, eps: float, setting: Setting) -> dict[str, list[float]]:
-    """Standard, verified and attack error of each net, a mean over its seeds."""
-    found: dict[str, list[list[float]]] = {}
+    """Return standard, verified and attack error of each net, as means over its seeds."""
+    by_net: dict[str, list[list[float]]] = {}
     for one in measured:
-        recipe = one.wanted.recipe
+        recipe = one.spec.recipe
         if (recipe.method, recipe.eps) == (method, setting.trained_for[eps]):
             errors = one.errors(eps)
-            found.setdefault(recipe.net, []).append([errors.standard, errors.verified["ibp"], errors.attack])
-    return {net: [mean(column) for column in zip(*seeds, strict=True)] for net, seeds in found.items()}
+            by_net.setdefault(recipe.net, []).append([errors.standard, errors.verified["ibp"], errors.attack])
+    return {net: [mean(column) for column in zip(*seeds, strict=True)] for net, seeds in by_net.items()}
 
 
 def _published(setting: Setting, method: str, rank: str, eps: float) -> Published | None:
@@ -90,7 +92,7 @@ def _published(setting: Setting, method: str, rank: str, eps: float) -> Publishe
 
 
 def _wins(setting: Setting, errors: dict[str, dict[str, list[float]]], eps: float) -> list[str]:
-    """Of AdvIBP over the first rival, here and in the paper."""
+    """Return a note: on how many nets AdvIBP has a lower verified error than the first other method."""
     rivals = [method for method in errors if method != "advibp"]
     if "advibp" not in errors or not rivals:
         return []
@@ -99,10 +101,11 @@ def _wins(setting: Setting, errors: dict[str, dict[str, list[float]]], eps: floa
     row = _published(setting, "advibp", "best", eps) if rivals[0] == "crown-ibp" else None
     paper = f" (paper: {row.note.split()[0].replace('/', ' of ')})" if row and row.note else ""
     return [
-        f"eps {told(eps)}: advibp has a lower verified error than {rivals[0]} in {lower} of {len(ours)} nets{paper}."
+        f"eps {format_eps(eps)}: advibp has a lower verified error than {rivals[0]} on {lower} of {len(ours)} "
+        f"nets{paper}."
     ]
 
 
 MODELS_TABLE = Plan(
-    says="best, median and worst of the nets a to j; --data cifar10: a to g", wanted=_wanted, sections=_sections
+    says="best, median and worst of the nets a to j; --data cifar10: a to g", specs=_specs, sections=_sections
 )

@@ -1,4 +1,4 @@
-"""Every table and figure by its name."""
+"""All plans by name."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ PLANS: dict[str, Plan] = {
 
 
 def plan_of(name: str) -> Plan:
+    """Return a plan by its name."""
     if name not in PLANS:
-        raise UserError(f"'{name}' is nothing to reproduce; choose from {', '.join(PLANS)}.")
+        raise UserError(f"'{name}' is not a table or figure; choose from {', '.join(PLANS)}.")
     return PLANS[name]

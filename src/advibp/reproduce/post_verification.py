@@ -1,7 +1,7 @@
-"""What stronger verifiers prove of trained networks, and whether one network is strictly more robust than another.
+"""Verified errors of trained networks with stronger verifiers.
 
-If what is left unproved of a network is less than what an attack breaks of another one, it is the more robust of the
-two, whatever a verifier or an attack of the future may find.
+A network is strictly more robust than another one if its verified error is below the other one's error under attack,
+because neither a better verifier nor a better attack can change that order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from advibp.reproduce.carry_out import Measured
 from advibp.reproduce.cells import beside, comparable, notes, spread, three_columns
 from advibp.reproduce.plan import Plan
 from advibp.reproduce.published import Published, find
-from advibp.reproduce.wanted import MNIST, Ask, Wanted, look, told, want
+from advibp.reproduce.run_specs import MNIST, Ask, RunSpec, format_eps, make_task, run_spec
 from advibp.verify.verifiers import VERIFIERS, in_order
 
 _BY = tuple(in_order(("ibp", "crown", "alpha-crown", "refinezono", "bab", "milp")))
@@ -23,29 +23,29 @@ _IN_PAPER = ("IBP", "RefineZono")  # verifiers of the paper's table
 _MODELS = ("dm-small", "dm-medium", "dm-large")
 _METHODS = ("crown-ibp", "advibp")
 _RADII = (0.1, 0.2, 0.3)
-_FOLDER = "certify-post"  # beside what all test images said
+_FOLDER = "certify-post"  # apart from the certification of all test images
 
 
 def _radii(ask: Ask) -> tuple[float, ...]:
     return ask.radii(_RADII, (0.1,))
 
 
-def _wanted(ask: Ask) -> list[Wanted]:
+def _specs(ask: Ask) -> list[RunSpec]:
     radii = _radii(ask)
     return [
-        want(
+        run_spec(
             ask,
             MNIST,
             net=net,
             method=method,
             eps=eps,
             seed=seed,
-            looks=[look(ask, MNIST.tested(eps, radii), by=_BY, sample=1000, folder=_FOLDER)],
+            tasks=[make_task(ask, MNIST.tested(eps, radii), by=_BY, sample=1000, folder=_FOLDER)],
         )
         for net in ask.nets(_MODELS)
-        for method in ask.rules(_METHODS)
+        for method in ask.method_names(_METHODS)
         for eps in dict.fromkeys(MNIST.trained_for[e] for e in radii)
-        for seed in ask.chances()
+        for seed in ask.seed_list()
     ]
 
 
@@ -53,7 +53,7 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
     rows = []
     for eps in _radii(ask):
         for net in ask.nets(_MODELS):
-            at = {method: _runs(measured, net, method, eps) for method in ask.rules(_METHODS)}
+            at = {method: _runs(measured, net, method, eps) for method in ask.method_names(_METHODS)}
             rows += [_row(ask, at, net, method, eps) for method in at]
     head = ["eps", "net", "method"]
     for name in _COLUMNS.values():
@@ -66,13 +66,14 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
             head=head,
             rows=rows,
             notes=[
-                "Verified errors, each verifier asked about what those before it left open; `complete`: all of them, "
-                f"branch and bound and a mixed-integer program last, {budget} an image at most.",
-                "IBP paper: in parentheses in Table D, or its only number for a net. RefineZono paper: of RefineZono, "
-                "or of DeepZ where that is said; then no difference is given.",
-                "The paper's errors by RefineZono and DeepZ are of 1,000 test images drawn at random; those by IBP and "
-                "PGD are of all 10,000, as their two decimals show.",
-                "more robust: strictly more than crown-ibp, whose PGD error lies above this complete verified error.",
+                "Verified errors. Each verifier gets the images that the verifiers before it could not prove. "
+                f"`complete`: all verifiers, the last being branch and bound and a mixed integer program, with at most "
+                f"{budget} per image.",
+                "IBP paper: the number in parentheses in Table D, or the only number for a net. RefineZono paper: by "
+                "RefineZono, or by DeepZ where the cell says so; then no difference is given.",
+                "The paper's errors by RefineZono and DeepZ are on 1,000 random test images; those by IBP and PGD are "
+                "on all 10,000, as their two decimals show.",
+                "more robust: whether this complete verified error is below crown-ibp's PGD error.",
                 *notes(ask, measured, MNIST, _MODELS),
             ],
         )
@@ -80,8 +81,8 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
 
 
 def _runs(measured: Sequence[Measured], net: str, method: str, eps: float) -> list[Measured]:
-    wanted = (net, method, MNIST.trained_for[eps])
-    return [one for one in measured if (r := one.wanted.recipe) and (r.net, r.method, r.eps) == wanted]
+    key = (net, method, MNIST.trained_for[eps])
+    return [one for one in measured if (r := one.spec.recipe) and (r.net, r.method, r.eps) == key]
 
 
 def _row(ask: Ask, at: dict[str, list[Measured]], net: str, method: str, eps: float) -> list[str]:
@@ -102,11 +103,11 @@ def _row(ask: Ask, at: dict[str, list[Measured]], net: str, method: str, eps: fl
     if method != "crown-ibp" and at.get("crown-ibp"):
         broken = mean(one.errors(eps, _FOLDER).attack for one in at["crown-ibp"])
         more = "yes" if strictly_below(mean(e.best for e in errors), broken) else "no"
-    return [told(eps), net, method, *cells, more]
+    return [format_eps(eps), net, method, *cells, more]
 
 
 def _verified(row: Published | None, verifier: str) -> tuple[float | None, str]:
-    """The paper's verified error for a column, and who verified if not the column's verifier."""
+    """Return the paper's verified error for a column, and its verifier if that is not the column's."""
     if row is None or verifier == "IBP":
         return (row.ibp if row else None), ""
     if row.verifier == "IBP":
@@ -115,7 +116,7 @@ def _verified(row: Published | None, verifier: str) -> tuple[float | None, str]:
 
 
 def strictly_below(percent: float, other: float) -> bool:
-    """Where 3.5 % is 100 (1 - 0.965) of one network and 100 · 0.035 of another, no network is the better one."""
+    """Return whether one percentage is below another; differences within rounding do not count."""
     return round(percent, 6) < round(other, 6)
 
 
@@ -124,5 +125,5 @@ def _published(ask: Ask, net: str, method: str, eps: float) -> Published | None:
 
 
 POST_VERIFICATION = Plan(
-    says="verified errors by stronger verifiers, on 1,000 test images", wanted=_wanted, sections=_sections
+    says="verified errors by stronger verifiers, on 1,000 test images", specs=_specs, sections=_sections
 )

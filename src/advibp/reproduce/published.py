@@ -1,4 +1,4 @@
-"""The paper's numbers, in percent, as its tables print them."""
+"""The numbers of the paper's tables, in percent."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from importlib import resources
 
 from advibp.parsers import number
 
-#: What the paper calls our methods and data.
+#: The paper's names of methods and data.
 METHODS = {"advibp": "AdvIBP", "advcrown-ibp": "AdvCROWN-IBP", "crown-ibp": "CROWN-IBP", "fixed": "fixed weights"}
 DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 
-#: Said beside every comparison.
-CHOSEN_ON_TEST = "The paper's checkpoints were chosen on the test set; ours are those of the last epoch."
+#: A note for every comparison.
+CHOSEN_ON_TEST = "The paper's checkpoints were chosen on the test set; ours are from the last epoch."
 
 
 @dataclass(frozen=True)
 class Published:
-    """A row of one of the paper's tables; None where it has no number."""
+    """A row of one of the paper's tables. Missing numbers are None."""
 
-    table: str  # the label it has in the paper, without `tab:`
+    table: str  # label in the paper, without `tab:`
     data: str
     eps: float | None
-    method: str  # as the paper calls it
+    method: str  # the paper's name
     model: str
     standard: float | None
     verified: float | None
@@ -36,19 +36,19 @@ class Published:
 
     @property
     def ibp(self) -> float | None:
-        """The verified error by IBP."""
+        """Verified error by IBP."""
         return self.verified if self.verifier == "IBP" else self.in_parentheses
 
     @property
     def seconds(self) -> float | None:
-        """Of training, in the table of times."""
-        found = re.match(r"(\d+) s of training$", self.note)
-        return float(found[1]) if found else None
+        """Seconds of training, in the table of times."""
+        match = re.match(r"(\d+) s of training$", self.note)
+        return float(match[1]) if match else None
 
 
 @cache
 def published(table: str) -> tuple[Published, ...]:
-    """The rows of one table."""
+    """Return the rows of one table."""
     return tuple(row for row in _rows() if row.table == table)
 
 
@@ -78,7 +78,7 @@ def _percent(text: str) -> float | None:
 
 
 def find(table: str, data: str, method: str, model: str, eps: float | None = None) -> Published | None:
-    """The row for a method, a net and data as we name them; None if the paper has none."""
+    """Return the row of a method, a net and data, by advibp's names; None if the paper has none."""
     for row in published(table):
         same = (row.data, row.method, row.model.lower()) == (DATA.get(data), METHODS.get(method), model.lower())
         if same and (eps is None or (row.eps is not None and abs(row.eps - eps) < 1e-9)):

@@ -1,4 +1,4 @@
-"""Theorems 1 and 2 against measured gradient norms where every constant is known, and the bias of the weights."""
+"""Compare the bounds of Theorems 1 and 2 with measured gradient norms, and measure the bias of the weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from advibp.reproduce import bias
 from advibp.reproduce.carry_out import Measured
 from advibp.reproduce.convergence import Agreement, Conflict, Path
 from advibp.reproduce.plan import Plan
-from advibp.reproduce.wanted import Ask
+from advibp.reproduce.run_specs import Ask
 
 
 def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
@@ -70,23 +70,23 @@ def _first(steps: tuple[int, ...], repetitions: int) -> list[Section]:
         ],
         rows=rows,
         notes=[
-            "measured: the step of the proof, which knows the true gradients' norms; by Algorithm 1: weights from past "
-            f"gradients and the same eta. Means over {repetitions} repetitions, in float64; L, Delta, sigma, mu and "
-            "delta are exact.",
-            "The printed bound lacks the case eta = 1 / (6 L): it stands for T >= 36 L Delta / sigma^2 alone "
-            f"(here {least} for the exact attack), and with little noise and few steps it fails. `proof's bound`, "
-            "4 Delta / (eta T) + 4 L eta sigma^2 + 7 L_theta_x^2 delta / (3 mu), is what the proof's telescope gives "
-            "for every T.",
-            "The proof takes |E gbar|^2 for E|gbar|^2: the noise of the abstract gradient is in no bound. Where it is "
-            "large both fail, sooner or later. Algorithm 1 bears it better than the proof's step: its norms hold the "
-            "noise.",
+            "measured: with the step of the proof, which uses the true gradient norms; by Algorithm 1: with weights "
+            f"from past gradients and the same eta. Means over {repetitions} repetitions, in float64; L, Delta, sigma, "
+            "mu and delta are exact.",
+            "The printed bound omits the case eta = 1 / (6 L). It is valid only for T >= 36 L Delta / sigma^2 "
+            f"(here {least} for the exact attack), and fails with little noise and few steps. `proof's bound`, "
+            "4 Delta / (eta T) + 4 L eta sigma^2 + 7 L_theta_x^2 delta / (3 mu), follows from the telescoping sum of "
+            "the proof for every T.",
+            "The proof replaces E|gbar|^2 by |E gbar|^2, so that no bound contains the noise of the abstract gradient. "
+            "With large noise both bounds eventually fail. Algorithm 1 tolerates it better than the step of the proof, "
+            "because its norms include the noise.",
         ],
     )
     return [table, _chart("Theorem 1", steps, curve, ("measured", "by Algorithm 1", "bound"))]
 
 
 def _chart(title: str, steps: Sequence[int], curve: Sequence[tuple[float, ...]], names: Sequence[str]) -> ChartSection:
-    """Over T; of every point of the curve a number for each name."""
+    """Return a chart over T with one series per name; each point of `curve` has one number per name."""
     series = [
         Series(name=name, x=[str(t) for t in steps], y=[point[k] for point in curve]) for k, name in enumerate(names)
     ]
@@ -122,16 +122,16 @@ def _second(steps: tuple[int, ...], repetitions: int) -> list[Section]:
         notes=[
             f"Means over {repetitions} repetitions of the proof's step, in float64; the gradients conflict in every "
             "step.",
-            "The printed bound is vacuous: it holds a sum over t where a mean belongs, and since every term is above "
-            "9/4 it grows as sqrt(T), while the gradient of a loss that is not minimised at all stays the same. "
-            "Measured values lie below it, and fall.",
-            "`with a mean`: the proof's last inequality divided by eta T / 2 gives half a mean in place of the sum, "
-            "which falls as 1 / sqrt(T). Measured values stay below that as long as the steps are small.",
-            "The proof drops the term (1 + L_IBP)^2 of |step|^2. So the step size is too large where the loss is: with "
-            "eta (1 + L_IBP) > 2 / Lbar the loss explodes (row `far`), and the printed bound holds there only because "
-            "it grows with the fourth power of what the measured value grows with the square of.",
-            "The last line of the printed proof is `<= 2`. That is no bound (row `far`), and has no reason to be one: "
-            "gradients have a scale.",
+            "The printed bound is vacuous: it has a sum over t instead of a mean. Since each term is above 9/4, it "
+            "grows as sqrt(T), while the gradient norm stays constant even without any training. Measured values are "
+            "below it, and decrease.",
+            "`with a mean`: the proof's last inequality, divided by eta T / 2, has half a mean instead of the sum and "
+            "decreases as 1 / sqrt(T). Measured values stay below it as long as the steps are small.",
+            "The proof omits the factor (1 + L_IBP)^2 of |step|^2, so that the step size is too large if the loss is "
+            "large: with eta (1 + L_IBP) > 2 / Lbar the loss diverges (row `far`). There the printed bound holds only "
+            "because it grows with the fourth power of the loss and the measured value with the square.",
+            "The last line of the printed proof is `<= 2`. This is not a bound (row `far`), because gradients can have "
+            "any scale.",
         ],
     )
     return [table, _chart("Theorem 2", steps, curve, ("measured", "bound", "with a mean"))]
@@ -165,25 +165,25 @@ def _stands(measured: float, bound: float) -> str:
 def _bias(chains: int, steps: int) -> Section:
     rows = []
     for k, rule in enumerate(bias.RULES):
-        found = bias.measure(rule, chains=chains, steps=steps, seed=k)
-        p = f"{found.p:.2g}" if found.p > 1e-300 else "< 1e-300"
-        rows.append([rule.says, f"{100 * found.share:.2f}", f"{100 * found.high:.2f}", p])
+        result = bias.measure(rule, chains=chains, steps=steps, seed=k)
+        p = f"{result.p:.2g}" if result.p > 1e-300 else "< 1e-300"
+        rows.append([rule.says, f"{100 * result.share:.2f}", f"{100 * result.high:.2f}", p])
     return TableSection(
-        title="The bias of the expected update, in percent of it",
+        title="Bias of the expected update, in percent of its norm",
         head=["weights", "bias", "at most (95 %)", "p of no bias"],
         rows=rows,
         notes=[
             f"{chains} independent chains of {steps} steps, batches of {bias.BATCH} drawn with replacement from two "
             "quadratic losses at fixed parameters.",
-            "Weights from the gradients that they multiply bias the update; Algorithm 1's can't be told from unbiased. "
-            "Its regularizer can: the current loss multiplies the current gradient.",
+            "Weights that depend on the current gradients bias the update. Algorithm 1's weights show no significant "
+            "bias. Its regularizer does, because it multiplies the current loss by the current gradient.",
         ],
     )
 
 
 THEORY = Plan(
-    says="Theorems 1 and 2 against measured gradient norms; the bias of the weights",
-    wanted=lambda ask: [],
+    says="bounds of Theorems 1 and 2, measured gradient norms, bias of the weights",
+    specs=lambda ask: [],
     sections=_sections,
     narrowed_by=(),
 )

@@ -1,4 +1,4 @@
-"""Seconds of training, and what weights from gradients cost over fixed ones."""
+"""Training time of AdvIBP and of fixed weights."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from advibp.reproduce.carry_out import Measured
 from advibp.reproduce.cells import shorter, spread
 from advibp.reproduce.plan import Plan
 from advibp.reproduce.published import find
-from advibp.reproduce.wanted import Ask, Wanted, want
+from advibp.reproduce.run_specs import Ask, RunSpec, run_spec
 
 _MODELS = ("dm-small", "dm-medium", "dm-large")
 _METHODS = ("advibp", "fixed")
 
 
-def _wanted(ask: Ask) -> list[Wanted]:
+def _specs(ask: Ask) -> list[RunSpec]:
     return [
-        want(ask, ask.setting(), net=net, method=method, eps=ask.main_eps(), seed=seed)
+        run_spec(ask, ask.setting(), net=net, method=method, eps=ask.main_eps(), seed=seed)
         for net in ask.nets(_MODELS)
-        for method in ask.rules(_METHODS)
-        for seed in ask.chances()
+        for method in ask.method_names(_METHODS)
+        for seed in ask.seed_list()
     ]
 
 
@@ -30,9 +30,9 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
     for net in ask.nets(_MODELS):
         named = _MODELS[0] if ask.stands_in else net
         total, joint, paper = {}, {}, {}
-        for method in ask.rules(_METHODS):
-            wanted = (net, method)
-            runs = [one for one in measured if (one.wanted.recipe.net, one.wanted.recipe.method) == wanted]
+        for method in ask.method_names(_METHODS):
+            key = (net, method)
+            runs = [one for one in measured if (one.spec.recipe.net, one.spec.recipe.method) == key]
             total[method] = [one.seconds for one in runs]
             joint[method] = [mean(seconds) for one in runs if (seconds := _joint_epochs(one))]
             row = find("runtime", data, method, named)
@@ -47,19 +47,18 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
             head=["net", "method", "joint epoch", "all epochs", "all, paper", "joint / fixed", "all / fixed, paper"],
             rows=rows,
             notes=[
-                "The hardware differs, and so do the epochs: the paper's totals are of a GeForce GTX 1080 Ti "
-                "(DM-Large: of four) and hold layer-wise stages, ours are of the processor named below. Only ratios "
-                "compare.",
-                "A joint epoch is one on both losses, validation left out; the warm-up is the same for both methods.",
+                "Hardware and epochs differ: the paper's totals are on a GeForce GTX 1080 Ti (DM-Large: on four) and "
+                "include layer-wise stages; ours are on the processor named below. Only ratios are comparable.",
+                "joint epoch: an epoch on both losses, without validation. The warm-up is the same for both methods.",
                 *shorter(measured, setting),
-                *(["Net a stands in for dm-small, whose published times are shown."] if ask.stands_in else []),
+                *(["Net a is a stand-in for dm-small, whose published times are shown."] if ask.stands_in else []),
             ],
         )
     ]
 
 
 def _joint_epochs(one: Measured) -> list[float]:
-    """Seconds of each; none where no metrics were kept."""
+    """Return the seconds of each joint epoch; [] if the run has no metrics."""
     return [m["seconds"] for m in one.run.history if m.get("phase") in ("ramp", "full") and "seconds" in m]
 
 
@@ -72,8 +71,8 @@ def _ratios(method: str, joint: dict[str, list[float]], paper: dict[str, float |
 
 
 TRAINING_TIME = Plan(
-    says="seconds of training, AdvIBP beside fixed weights",
-    wanted=_wanted,
+    says="training time of AdvIBP and of fixed weights",
+    specs=_specs,
     sections=_sections,
     narrowed_by=("models", "methods", "seeds", "data"),
 )

@@ -1,4 +1,4 @@
-"""What is asked for, and the runs that it takes: recipes and examinations, told by names that say what they are."""
+"""The user's options (`Ask`), and the runs that a plan needs (`RunSpec`): recipes, certifications and names."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from advibp.verify.verifiers import searches
 
 T = TypeVar("T")
 
-#: tiny: seconds, to see that everything works; fast: the default recipe, an hour a run; paper: the paper's epochs.
+#: tiny: a test that takes seconds; fast: the default recipe, about an hour per run; paper: the paper's epochs.
 SCALES = ("tiny", "fast", "paper")
 
-#: A training that fits into a second; its methods keep the warm-up that they want.
+#: Recipe of a training that takes a second; a method's own keys take precedence.
 TINY: dict[str, Any] = {
     "limit": 300,
     "validation": 100,
@@ -37,19 +37,27 @@ _TINY_IMAGES, _TINY_STEPS, _TINY_SECONDS = 40, 5, 1.0
 
 @dataclass(frozen=True)
 class Setting:
-    """Radii of one data set: test eps -> eps_train, and the paper's recipe for each eps_train."""
+    """The paper's radii and recipes for one data set.
+
+    Attributes:
+        data: name of the data set.
+        trained_for: eps_train by test eps.
+        recipes: the paper's recipe by eps_train.
+        main: eps_train of figures that use one training.
+    """
 
     data: str
     trained_for: Mapping[float, float]
     recipes: Mapping[float, str]
-    main: float  # the eps_train where one training serves a figure
+    main: float
 
     @property
     def eps(self) -> tuple[float, ...]:
+        """All test radii."""
         return tuple(self.trained_for)
 
     def tested(self, eps: float, among: Sequence[float]) -> tuple[float, ...]:
-        """The test radii, of those among which one may choose, that a run with eps_train serves."""
+        """Return those of the test radii `among` that are tested on runs with eps_train `eps`."""
         return tuple(e for e in among if self.trained_for[e] == eps)
 
 
@@ -66,13 +74,30 @@ CIFAR10 = Setting(
     main=1.1 * 8 / 255,
 )
 SETTINGS = {"mnist": MNIST, "cifar10": CIFAR10}
-#: Test radii of figures, where one training serves all.
+#: Test radii of figures that use one training.
 FIGURE_RADII: dict[str, tuple[float, ...]] = {"mnist": (0.1, 0.2, 0.3, 0.4), "cifar10": (8 / 255,)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """What was asked for. () and None: as the plan has it."""
+    """Options of `reproduce`. Empty fields mean the defaults of the plan.
+
+    Attributes:
+        scale: "tiny" (seconds per run), "fast" (the default recipe) or "paper" (the paper's epochs).
+        models: names of networks.
+        eps: test radii.
+        methods: names of methods.
+        seeds: seeds.
+        data: another data set than the paper's.
+        folders: folders of runs; new runs go to the first one.
+        where: recipe keys that do not change results: threads, device, data_root.
+        command: the user's command, for the files that are written.
+
+    Example:
+        ```python
+        ask = Ask(scale="tiny", models=("a",), seeds=(0, 1))
+        ```
+    """
 
     scale: str = "fast"
     models: tuple[str, ...] = ()
@@ -80,81 +105,90 @@ class Ask:
     methods: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
     data: str | None = None
-    folders: tuple[Path, ...] = (Path("runs/reproduce"),)  # where runs are; the first is where new ones go
-    where: Mapping[str, Any] = field(default_factory=dict)  # threads, device, data_root
+    folders: tuple[Path, ...] = (Path("runs/reproduce"),)
+    where: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
-            raise UserError(f"'{self.scale}' is no scale; choose {', '.join(SCALES)}.")
+            raise UserError(f"'{self.scale}' is not a scale; choose from {', '.join(SCALES)}.")
         for name in self.models:
             if not nets.is_known(name):
-                raise UserError(f"'{name}' is no network; give names from `advibp nets`.")
+                raise UserError(f"'{name}' is not a network; give names from `advibp nets`.")
         for name in self.methods:
             if name not in METHODS:
-                raise UserError(f"'{name}' is no method; choose from {', '.join(METHODS)}.")
+                raise UserError(f"'{name}' is not a method; choose from {', '.join(METHODS)}.")
         for seed in self.seeds:
             if seed < 0:
-                raise UserError(f"{seed} is no seed; give whole numbers, 0 or more.")
+                raise UserError(f"{seed} is not a seed; give integers of at least 0.")
 
     @property
     def out(self) -> Path:
+        """Folder of new runs and tables."""
         return self.folders[0]
 
     @property
     def stands_in(self) -> bool:
-        """Whether a small net is trained in place of the paper's."""
+        """Whether a small net is trained instead of the paper's."""
         return self.scale == "tiny" and not self.models
 
     def nets(self, table: Sequence[str]) -> tuple[str, ...]:
-        """Of the nets of a table: a stand-in, the first, or all."""
+        """Return the networks: the user's choice, or a small one (tiny), the table's first (fast) or all (paper)."""
         if self.models:
             return self.models
         return {"tiny": (_STAND_IN,), "fast": tuple(table[:1]), "paper": tuple(table)}[self.scale]
 
     def radii(self, table: Sequence[float], tiny: Sequence[float]) -> tuple[float, ...]:
-        """Test radii: those asked for, which must be the table's, or the table's, or at a tiny scale some of them."""
-        found = []
+        """Return the test radii: the user's choice, which must be in the table, or `tiny`, or the table's."""
+        chosen = []
         for eps in self.eps:
             near = [e for e in table if abs(e - eps) < 1e-9]
             if not near:
-                raise UserError(f"eps {eps:g} is not in this table; choose from {', '.join(map(told, table))}.")
-            found += near
-        return tuple(dict.fromkeys(found)) or tuple(tiny if self.scale == "tiny" else table)
+                raise UserError(f"eps {eps:g} is not in this table; choose from {', '.join(map(format_eps, table))}.")
+            chosen += near
+        return tuple(dict.fromkeys(chosen)) or tuple(tiny if self.scale == "tiny" else table)
 
     def figure_radii(self) -> tuple[float, ...]:
-        """Test radii of a figure of one data set."""
+        """Return the test radii of a figure with one data set."""
         table = FIGURE_RADII[self.setting().data]
         return self.radii(table, table[:2])
 
-    def rules(self, table: Sequence[str]) -> tuple[str, ...]:
+    def method_names(self, table: Sequence[str]) -> tuple[str, ...]:
+        """Return the methods: the user's choice or the table's."""
         return self.methods or tuple(table)
 
-    def chances(self, *, fast: Sequence[int] = (0,)) -> tuple[int, ...]:
-        """Seeds."""
+    def seed_list(self, *, fast: Sequence[int] = (0,)) -> tuple[int, ...]:
+        """Return the seeds: the user's choice, or `fast` at the scale fast, or (0,)."""
         return self.seeds or (tuple(fast) if self.scale == "fast" else (0,))
 
     def at_scale(self, *, tiny: T, fast: T, paper: T) -> T:
+        """Return the argument of the current scale."""
         return {"tiny": tiny, "fast": fast, "paper": paper}[self.scale]
 
     def setting(self) -> Setting:
-        """Of the data that was asked for, if the paper has it, otherwise MNIST's."""
+        """Return the setting of the user's data if the paper has it, otherwise MNIST's."""
         return SETTINGS.get(self.data or "mnist", MNIST)
 
     def main_eps(self, setting: Setting | None = None) -> float:
-        """eps_train of figures; at a tiny scale one that a second of training copes with."""
+        """Return eps_train of figures; at the scale tiny a smaller one, which a second of training can learn."""
         setting = setting or self.setting()
         return 0.2 if self.scale == "tiny" and setting is MNIST else setting.main
 
 
-def told(eps: float) -> str:
-    """0.3, or 8/255 where the paper counts so."""
+def format_eps(eps: float) -> str:
+    """Format eps as in the paper: 0.3 or 8/255."""
     return next((f"{n}/255" for n in (2, 8, 16) if abs(eps - n / 255) < 1e-9), f"{eps:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
-    """How a run, or what it was after a stage, is examined, and the folder beside its weights that says so."""
+class Task:
+    """One certification of a run.
+
+    Attributes:
+        evaluation: options of the certification.
+        stage: layer-wise stage whose weights are certified; None for the final weights.
+        folder: where the results are stored, in the run's folder.
+    """
 
     evaluation: Evaluation
     stage: int | None = None
@@ -162,20 +196,28 @@ class Look:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """One run."""
+class RunSpec:
+    """A run that a plan needs.
+
+    Attributes:
+        name: name of its folder; runs with the same recipe have the same name.
+        recipe: its recipe.
+        tasks: its certifications.
+        partial: accept a run in a --reuse folder that is unfinished or has fewer layer-wise stages.
+    """
 
     name: str
     recipe: Recipe
-    looks: tuple[Look, ...] = ()
-    partial: bool = False  # take a run elsewhere that is unfinished, or has fewer stages, with the stages it has
+    tasks: tuple[Task, ...] = ()
+    partial: bool = False
 
     @property
     def seed(self) -> int:
+        """Seed of the recipe."""
         return self.recipe.seed
 
 
-def want(
+def run_spec(
     ask: Ask,
     setting: Setting,
     *,
@@ -183,14 +225,14 @@ def want(
     method: str,
     eps: float,
     seed: int,
-    looks: Sequence[Look] = (),
+    tasks: Sequence[Task] = (),
     partial: bool = False,
     **changes: Any,
-) -> Wanted:
-    """A run at the scale that was asked for; `changes` are keys of its recipe. Runs of one recipe have one name."""
+) -> RunSpec:
+    """Return a run at the scale of `ask`; `changes` are recipe keys."""
     base = _base(ask, setting, net, method, eps, seed)
     recipe = base.changed(**changes)
-    return Wanted(name=_name(ask, base, recipe, changes), recipe=recipe, looks=tuple(looks), partial=partial)
+    return RunSpec(name=_name(ask, base, recipe, changes), recipe=recipe, tasks=tuple(tasks), partial=partial)
 
 
 def _base(ask: Ask, setting: Setting, net: str, method: str, eps: float, seed: int) -> Recipe:
@@ -199,7 +241,7 @@ def _base(ask: Ask, setting: Setting, net: str, method: str, eps: float, seed: i
     if ask.scale == "tiny":
         keys = {**TINY, **row.recipe}
     elif ask.scale == "paper":
-        # The paper's epochs for every method; a method that has no such phase goes without it.
+        # The paper's epochs for every method; phases that a method does not have are omitted.
         keys = {**read(setting.recipes[eps]), **row.recipe, "published": None}
         keys |= {} if row.latent else {"stages": 0}
     keys |= {"data": ask.data or setting.data, "net": net, "method": method, "eps": eps, "seed": seed}
@@ -211,12 +253,13 @@ def _name(ask: Ask, base: Recipe, recipe: Recipe, changes: Mapping[str, Any]) ->
     parts += [f"{recipe.stages}x{recipe.stage_epochs:g}e"] if recipe.stages else []
     parts += [f"{recipe.limit}n"] if recipe.limit else []
     parts += [] if ask.scale != "paper" else ["paper"]
-    said = ("epochs", "stages", "stage_epochs", "limit", "seed")
-    parts += [f"{k}-{getattr(recipe, k)}" for k in changes if k not in said and getattr(recipe, k) != getattr(base, k)]
+    included = ("epochs", "stages", "stage_epochs", "limit", "seed")
+    changed = [k for k in changes if k not in included and getattr(recipe, k) != getattr(base, k)]
+    parts += [f"{k}-{getattr(recipe, k)}" for k in changed]
     return re.sub(r"[^\w.,=%+-]+", "_", "-".join([*parts, f"s{recipe.seed}"]))
 
 
-def look(
+def make_task(
     ask: Ask,
     eps: Sequence[float],
     *,
@@ -225,10 +268,10 @@ def look(
     sample: int | None = None,
     stage: int | None = None,
     folder: str | None = None,
-) -> Look:
-    """An examination at the scale that was asked for: PGD of `steps`, 60 seconds an image where there is a search."""
+) -> Task:
+    """Return a certification at the scale of `ask`: PGD with `steps`, and 60 seconds per image for bab and milp."""
     tiny, searching = ask.scale == "tiny", any(name in searches() for name in by)
-    return Look(
+    return Task(
         evaluation=Evaluation(
             eps=tuple(eps),
             by=tuple(by),
