@@ -1,4 +1,4 @@
-"""How much of an epoch is spent outside of the steps: on data, logging, validation, checkpoints and display."""
+"""Measure the share of an epoch outside of the steps: data, logging, validation, checkpoints and display."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from advibp.training.metrics import Step
 
 
 def outside(net: str = "dm-small", epochs: int = 3) -> float:
-    """Its share, from a training as the command line makes it; the first epoch warms up."""
+    """Return the share for a training like that of the command line; the first epoch is a warm-up."""
     inside: list[float] = []
     original = Training.step
 
     def timed(self: Training, x: Tensor, y: Tensor) -> Step:
         began = time.perf_counter()
-        taken = original(self, x, y)
+        step = original(self, x, y)
         inside.append(time.perf_counter() - began)
-        return taken
+        return step
 
     marks: list[tuple[float, int]] = []
 

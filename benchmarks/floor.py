@@ -1,4 +1,4 @@
-"""The floor of a step: its convolutions and matrix products, forward and backward, and nothing around them."""
+"""The minimal cost of a step: only its convolutions and matrix products, forward and backward."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from advibp.execution.image_gradient import MOST_CHANNELS, input_gradient
 
 
 class Layer(NamedTuple):
-    """A convolution or linear layer of a chain, what enters it and the gradient that comes back to it."""
+    """A convolution or linear layer of a chain, its input, and the gradient of its output."""
 
     module: nn.Conv2d | nn.Linear
     x: Tensor
@@ -30,7 +30,7 @@ class Layer(NamedTuple):
     def backward(self, weight: Tensor, to_input: bool, to_weight: bool) -> None:
         m = self.module
         if isinstance(m, nn.Conv2d):
-            if to_input and weight.shape[1] <= MOST_CHANNELS:  # the image's gradient, as the step itself takes it
+            if to_input and weight.shape[1] <= MOST_CHANNELS:  # the image's gradient, computed as in a step
                 input_gradient(self.gradient, weight, self.x.shape[2:], m.stride, m.padding)  # type: ignore[arg-type]
                 to_input = False
             if to_input or to_weight:
@@ -46,7 +46,7 @@ class Layer(NamedTuple):
 
 
 class Floor:
-    """What the methods' steps cost at least, for an nn.Sequential on a batch x."""
+    """Minimal steps of the methods, for an nn.Sequential on a batch x."""
 
     @torch.no_grad()
     def __init__(self, net: nn.Sequential, x: Tensor) -> None:
@@ -57,15 +57,15 @@ class Floor:
         self._backward()
 
     def adversarial(self) -> None:
-        """The attack, forward and back to the image; the loss at its point, back to the weights and, for FOSC, to the
-        image."""
+        """The attack (forward, and backward to the image), then the loss at the adversarial example (forward, and
+        backward to the weights and, for FOSC, to the image)."""
         self._forward()
         self._backward(to_image=True, to_weights=False)
         self._forward()
         self._backward(to_image=True)
 
     def ibp(self) -> None:
-        """Centre and radius."""
+        """Passes for the center and the radius."""
         for sized in (False, True):
             self._forward(sized)
             self._backward(sized)

@@ -1,4 +1,4 @@
-"""How the cost of a step grows with batch, width, depth and parameters: exponents of cost ~ size^e, and a plot."""
+"""Measure how the cost of a step grows with batch, width, depth and parameters: exponents e of cost ~ size^e."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _deep(layers: int) -> str:
     return ", ".join(["Conv 16 3x3+2p1", *["Conv 16 3x3+1p1"] * (layers - 1), "FC 50"])
 
 
-#: what grows -> (size, network, batch)
+#: By the quantity that grows: (size, network, batch).
 SERIES: dict[str, list[tuple[int, str, int]]] = {
     "batch": [(b, "dm-small", b) for b in (64, 128, 256, 512)],
     "width": [(w, f"Conv {w} 4x4+2, Conv {2 * w} 4x4+1, FC 100", 256) for w in (8, 16, 32, 64)],
@@ -28,19 +28,19 @@ SERIES: dict[str, list[tuple[int, str, int]]] = {
 
 
 def fit(measure: Measure, rounds: int = 5) -> dict[str, Any]:
-    """Milliseconds of each point and the fitted exponents, by what grows and method."""
-    found: dict[str, Any] = {}
+    """Return the milliseconds of each point and the fitted exponents, by quantity and method."""
+    result: dict[str, Any] = {}
     for name, series in SERIES.items():
         seconds = [measure(net, rounds, METHODS, batch) for _, net, batch in series]
         sizes = [_parameters(net) if name == "parameters" else size for size, net, _ in series]
-        found[name] = {"sizes": sizes}
+        result[name] = {"sizes": sizes}
         for method in METHODS:
             times = [1e3 * median(s[method]) for s in seconds]
             slope = linear_regression([math.log(s) for s in sizes], [math.log(t) for t in times]).slope
-            found[name][method] = {"milliseconds": [round(t, 2) for t in times], "exponent": round(slope, 2)}
-        exponents = ", ".join(f"{method} {found[name][method]['exponent']:.2f}" for method in METHODS)
-        print(f"  cost grows with {name:10s} to the power of  {exponents}")
-    return found
+            result[name][method] = {"milliseconds": [round(t, 2) for t in times], "exponent": round(slope, 2)}
+        exponents = ", ".join(f"{method} {result[name][method]['exponent']:.2f}" for method in METHODS)
+        print(f"  exponent for {name:10s}  {exponents}")
+    return result
 
 
 def _parameters(net: str) -> int:
@@ -63,5 +63,5 @@ def plot(growth: dict[str, Any], path: Path) -> None:
         axis.minorticks_off()
         axis.set_xlabel(name)
         axis.legend(title="exponent", fontsize=8)
-    axes[0].set_ylabel("milliseconds a step")
+    axes[0].set_ylabel("milliseconds per step")
     figure.savefig(path, metadata={"Date": None})

@@ -1,4 +1,4 @@
-"""Peak memory of a training, each method in a process of its own, beyond the loaded libraries and data."""
+"""Measure the peak memory of a training without libraries and data, each method in a separate process."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ STEPS = 4
 
 
 def peaks(net: str, methods: tuple[str, ...] = ("standard", "fixed", "advibp"), **options: object) -> dict[str, float]:
-    """Megabytes by method."""
-    return {method: _ask(net, method, options) for method in methods}
+    """Return megabytes by method."""
+    return {method: _measure(net, method, options) for method in methods}
 
 
-def _ask(net: str, method: str, options: dict[str, object]) -> float:
+def _measure(net: str, method: str, options: dict[str, object]) -> float:
     command = [sys.executable, __file__, net, method, json.dumps(options)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def _resident(what: str) -> float:
-    """VmRSS or VmHWM in megabytes."""
+    """Return VmRSS or VmHWM in megabytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(what))
 
@@ -30,7 +30,7 @@ def main() -> None:
     from steps import training
 
     net, method, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-    warm = training("FC 2", "advibp", 2)  # the libraries' own memory, before the first look
+    warm = training("FC 2", "advibp", 2)  # loads all libraries before memory is measured
     warm.step(*warm.feed.example(2))
     before = _resident("VmRSS")
     run = training(net, method, **options)

@@ -1,9 +1,9 @@
-"""What a training step costs, as ratios measured side by side in one run: `make bench`.
+"""Measure the time of training steps as ratios between methods: `make bench`.
 
-Every round runs one step of each method and of its floor, in turn, so that a machine that is busy for a while is busy
-for all of them. A ratio is the median of the rounds' ratios, with their quartiles. The weights stay where they are (the
-learning rate is next to nothing), so every round does the same work, on MNIST's images. AdvIBP measures FOSC in every
-step here, as it does while its two losses conflict.
+Each round runs one step of each method and of its minimal cost (floor.py), so that other load on the machine affects
+all of them. A ratio is the median over the rounds, with quartiles. The learning rate is almost 0, so that the weights
+do not change and all rounds do the same work, on MNIST. AdvIBP measures FOSC in each step, as it does when the losses
+conflict.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from advibp.execution.hardware import hardware
 from advibp.recipe import Recipe
 from advibp.training import Training
 
-NETS = {"dm-small": 60, "cnn-small": 30, "dm-medium": 15}  # and rounds
-METHODS = ["standard", "rs-fgsm", "ibp", "fixed", "advibp", "advcrown-ibp"]  # the last one halfway through its ramp
-#: The IBP loss alone, without the regular loss that the method of that name has beside it.
+NETS = {"dm-small": 60, "cnn-small": 30, "dm-medium": 15}  # number of rounds
+METHODS = ["standard", "rs-fgsm", "ibp", "fixed", "advibp", "advcrown-ibp"]  # advcrown-ibp: halfway through the ramp
+#: Only the IBP loss; the method "ibp" also has the regular loss.
 IBP = Method(name="ibp", says="IBP loss", upper=objectives.ibp)
-#: name -> numerators, denominators
+#: Numerators and denominators by name.
 RATIOS = {
     **{f"{method} / standard": ((method,), ("standard",)) for method in METHODS if method != "standard"},
     "advcrown-ibp / advibp": (("advcrown-ibp",), ("advibp",)),
@@ -50,29 +50,29 @@ def mnist() -> data.Data:
 
 
 def training(net: str, method: str, batch: int = 256, **more: Any) -> Training:
-    """At full eps, but for a method whose ramp is what it costs."""
+    """Return a training at full eps; for advcrown-ibp in the ramp, where its steps are expensive."""
     options: dict[str, Any] = {"epochs": 1000, "warmup_natural": 0, "warmup_adversarial": 0, "ramp": 0, "lr": 1e-12}
-    own = IBP if method == "ibp" else None
+    user_method = IBP if method == "ibp" else None
     if method == "advcrown-ibp":
         options["ramp"] = options["epochs"]
-    named = f"python:{method}" if own else method
-    recipe = Recipe.of({**options, "method": named, "batch_size": batch, **more})
-    run = Training(nets.build(net, seed=0), mnist(), recipe, own)
+    name = f"python:{method}" if user_method else method
+    recipe = Recipe.of({**options, "method": name, "batch_size": batch, **more})
+    run = Training(nets.build(net, seed=0), mnist(), recipe, user_method)
     run.steps = run.course.main // 2
     return run
 
 
 def measure(net: str, rounds: int, methods: list[str], batch: int = 256) -> dict[str, list[float]]:
-    """Seconds of every round, by job."""
+    """Return the seconds of each round, by job."""
     trainings = {method: training(net, method, batch) for method in methods}
-    # In most steps of a real training the past gradients conflict, and FOSC has to be measured: the dearer case.
+    # In most steps of a real training the past gradients conflict, so that FOSC is measured: the more expensive case.
     trainings["advibp"].weighting.asks_fosc = lambda: True  # type: ignore[method-assign]
     x, y = trainings["advibp"].feed.example(batch)
     floor = Floor(trainings["advibp"].net, x)  # type: ignore[arg-type]
     jobs: dict[str, Callable[[], object]] = {m: (lambda t=t: t.step(x, y)) for m, t in trainings.items()}
     jobs |= {"floor of standard": floor.standard, "floor of ibp": floor.ibp, "floor of advibp": floor.joint}
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
-    for number in range(-3, rounds):  # three to warm up
+    for number in range(-3, rounds):  # the first three rounds are a warm-up
         for name, job in jobs.items():
             began = time.perf_counter()
             job()
@@ -82,18 +82,18 @@ def measure(net: str, rounds: int, methods: list[str], batch: int = 256) -> dict
 
 
 def ratios(seconds: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Quartiles of each ratio over the rounds."""
-    found = {}
-    for name, (above, below) in RATIOS.items():
-        parts = [[sum(of) for of in zip(*(seconds[job] for job in jobs), strict=True)] for jobs in (above, below)]
-        found[name] = [round(q, 3) for q in quantiles([a / b for a, b in zip(*parts, strict=True)], n=4)]
-    return found
+    """Return the quartiles of each ratio over the rounds."""
+    result = {}
+    for name, pair in RATIOS.items():
+        sums = [[sum(times) for times in zip(*(seconds[job] for job in jobs), strict=True)] for jobs in pair]
+        result[name] = [round(q, 3) for q in quantiles([a / b for a, b in zip(*sums, strict=True)], n=4)]
+    return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("net", nargs="*", default=list(NETS), help="which networks")
-    parser.add_argument("--quick", action="store_true", help="the steps alone: no memory, no growth")
+    parser.add_argument("net", nargs="*", default=list(NETS), help="networks")
+    parser.add_argument("--quick", action="store_true", help="measure only steps, not memory and growth")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("latest.json"))
     args = parser.parse_args()
     torch.manual_seed(0)

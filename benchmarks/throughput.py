@@ -1,9 +1,10 @@
-"""How long `certify` takes beside another version of advibp, in one run.
+"""Compare the time of `certify` with another version of advibp.
 
     python benchmarks/throughput.py --against ../old/src --images 2000 --crown 200
 
-Both versions certify the same images of a kept run, in turn, each in a process of its own with one thread; the attack
-has one step, so that proofs are what is timed. The ratio is that of the fastest of each. Run it on an idle machine.
+Both versions certify the same images of a run, alternately, each in a separate process with one thread. The attack has
+one step, so that mainly the verifiers are timed. The ratio is that of the fastest repetitions. Run it on an idle
+machine.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ CODE = """
 import sys, time, torch, advibp
 run, eps, by, count = sys.argv[1], float(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 torch.set_num_threads(1)
-net = advibp.open_run(run).net
+opened = advibp.open_run(run)  # older versions return a tuple
+net = opened.net if hasattr(opened, "net") else opened[0]
 test = advibp.data.load("mnist").test.take(count)
 attack = advibp.Attack(steps=1)
 silent = lambda *_: None
@@ -32,7 +34,7 @@ print(time.perf_counter() - began, found.counts(eps)["robust"])
 
 
 def timed(source: Path, *args: object) -> tuple[float, int]:
-    """Seconds, and how many images were proved."""
+    """Return the seconds and the number of certified images."""
     environment = os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", CODE, *map(str, args)]
     seconds, robust = subprocess.run(

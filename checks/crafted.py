@@ -1,12 +1,12 @@
-"""Networks made against verifiers: robust in real arithmetic, and broken by rounding as they run in float32.
+"""Check verifiers on networks that are robust in real arithmetic, but misclassify in float32 because of rounding.
 
     python checks/crafted.py [--by ibp crown ...] [--json crafted.json]
 
-Each comes with a point of its ball and an order of summation in which the float32 network gives another class a
-strictly larger logit, so that `robust` and `unsat` are false. The table shows the verdict of every verifier, alone and
-through an ONNX and a VNN-LIB file. The exit code is 1 if any of them is `robust` or `unsat`.
+For each network there is a point of the ball and an order of summation for which another class has a strictly larger
+logit in float32, so that the verdicts `robust` and `unsat` are wrong. The table shows the verdict of each verifier, and
+those for ONNX and VNN-LIB files. The exit code is 1 if any of them is `robust` or `unsat`.
 
-Zombori et al., Fooling a complete neural network verifier, ICLR 2021: a hidden unit that rounding switches on.
+Zombori et al., Fooling a complete neural network verifier, ICLR 2021: a hidden unit that is active only by rounding.
 Szász et al., No soundness in the real world: on the challenges of the verification of deployed neural networks, 2025:
 networks whose output depends on the order of summation.
 """
@@ -51,7 +51,7 @@ WAYS: dict[str, Order | None] = {
 
 @dataclass(frozen=True)
 class Crafted:
-    """A network, an image x (1, 1, 1, N) with its label y, and a radius at which it is robust in real arithmetic."""
+    """A network, an image x (1, 1, 1, N), its label y, and a radius for which it is robust in real arithmetic."""
 
     name: str
     net: nn.Module
@@ -64,7 +64,7 @@ class Crafted:
 
 @dataclass(frozen=True)
 class Witness:
-    """A point (1, 1, 1, N) of the ball, and a way to evaluate the network at it, with the margin that it then has."""
+    """A point (1, 1, 1, N) of the ball, a way to evaluate the network there, and the resulting margin."""
 
     point: Tensor
     way: str
@@ -72,14 +72,14 @@ class Witness:
 
 
 def run_in(net: nn.Module, points: Tensor, way: str) -> Tensor:
-    """The float32 outputs (B, K) in one of WAYS."""
+    """Return the float32 outputs (B, K) in one of WAYS."""
     order = WAYS[way]
     return by_torch(net, points) if order is None else outputs(net, points, order)
 
 
 @cache
 def find(name: str, tries: int = 400) -> Witness | None:
-    """The point and the way with the smallest margin, of some points of the ball; None if none of them is wrong."""
+    """Return the point and way with the smallest margin of some points of the ball; None if no margin is negative."""
     made = CRAFTED[name]()
     dice = torch.Generator().manual_seed(0)
     eps = torch.tensor(made.eps, dtype=torch.float64)
@@ -89,7 +89,7 @@ def find(name: str, tries: int = 400) -> Witness | None:
     points = torch.cat([made.x, *_corners(made, eps), points])
     best: Witness | None = None
     for way in WAYS:
-        if way == "flush to zero" and made.name != way:  # (the others need none)
+        if way == "flush to zero" and made.name != way:  # only one network needs it
             continue
         z = run_in(made.net, points, way).double()
         others = torch.cat([z[:, : made.y], z[:, made.y + 1 :]], 1).amax(1)
@@ -101,7 +101,7 @@ def find(name: str, tries: int = 400) -> Witness | None:
 
 
 def _corners(made: Crafted, eps: Tensor) -> Iterator[Tensor]:
-    """The vertices that follow the signs of the margin's gradient, and neighbours of theirs."""
+    """Yield the vertices that follow the signs of the margin's gradient, and their neighbors."""
     x = made.x.clone().requires_grad_()
     z = made.net(x)
     other = z.detach().clone().index_fill(1, torch.tensor(made.y), -torch.inf).argmax(1)
@@ -115,7 +115,7 @@ def _corners(made: Crafted, eps: Tensor) -> Iterator[Tensor]:
 
 
 def checked(made: Crafted, witness: Witness) -> bool:
-    """Whether the point lies in the ball exactly, and the network is strictly wrong there."""
+    """Return whether the point is exactly in the ball and another class has a strictly larger logit there."""
     inside = bool(exactly_within(witness.point, made.x, torch.tensor(made.eps, dtype=torch.float64)).all())
     inside &= bool(((witness.point >= 0) & (witness.point <= 1)).all())
     z = run_in(made.net, witness.point, witness.way)[0]
@@ -127,7 +127,7 @@ def _image(*pixels: float) -> Tensor:
 
 
 def _dense(*layers: tuple[list[list[float]], list[float]], last: type[nn.Module] = nn.ReLU) -> nn.Module:
-    """Linear layers with these weights and biases, a ReLU (or `last`) between them."""
+    """Return linear layers with these weights and biases, with a ReLU (or `last`) between them."""
     modules: list[nn.Module] = [nn.Flatten()]
     for k, (weight, bias) in enumerate(layers):
         layer = nn.Linear(len(weight[0]), len(weight))
@@ -139,13 +139,13 @@ def _dense(*layers: tuple[list[list[float]], list[float]], last: type[nn.Module]
 
 
 def _spacing(value: float) -> float:
-    """Of float32 numbers from there on."""
+    """Return the spacing of float32 numbers above a value."""
     at = torch.tensor(value)
     return float(at.nextafter(torch.tensor(torch.inf)) - at)
 
 
 def _ball(ulp: float, near: float = 0.4, width: float = 0.125) -> tuple[Tensor, float, Fraction]:
-    """An image, a radius, and the lower end of the ball, for sums that are rounded to multiples of ulp.
+    """Return an image, a radius, and the lower end of the ball, for sums that are rounded to multiples of ulp.
 
     The lower end lies 0.45 of them above a multiple, so that it is rounded down, and the middle 0.55, so that interval
     bounds in float32 move up.
@@ -156,10 +156,10 @@ def _ball(ulp: float, near: float = 0.4, width: float = 0.125) -> tuple[Tensor, 
 
 
 def large_bias(bias: float, copies: int = 64) -> Crafted:
-    """z_0 = sum of (x + b) - b, each of which rounds down by 0.45 spacings of b; z_1 is 0.3 of them per unit below."""
+    """z_0 = sum of (x + b) - b; each term rounds down by 0.45 spacings of b. z_1 is 0.3 spacings per term below z_0."""
     ulp = _spacing(bias)
     x, eps, low = _ball(ulp)
-    # Each hidden unit is taken back by a bias of its own, so that the last sum stays small; + 2 keeps it above 0.
+    # A separate bias cancels each hidden unit, so that the last sum stays small; + 2 keeps it above 0.
     eye = [[1.0 if i == j else 0.0 for j in range(copies)] for i in range(copies)]
     back = torch.tensor(2 + 4 * ulp - bias).item()
     least = copies * (low + Fraction(bias) + Fraction(back))
@@ -175,7 +175,7 @@ def large_bias(bias: float, copies: int = 64) -> Crafted:
 def switched_on(bias: float = 2.0**14, gain: float = 1e6) -> Crafted:
     """A unit relu((x + b) - b - x - d) is 0 in real arithmetic; rounding makes it positive, and its weight is huge."""
     delta = 0.1 * _spacing(bias)
-    # The bias -b - d is no float32 number: d is taken by a weight of its own.
+    # The bias -b - d is not a float32 number: a separate weight subtracts d.
     net = _dense(
         ([[1.0], [1.0], [0.0]], [bias, 0.0, 1.0]),
         ([[1.0, -1.0, -delta]], [-bias]),
@@ -185,7 +185,7 @@ def switched_on(bias: float = 2.0**14, gain: float = 1e6) -> Crafted:
 
 
 def order_of_a_sum(large: float = 1e8, places: tuple[int, int, int] = (0, 1, 2)) -> Crafted:
-    """z_0 = w + x - w, which is 0 in some orders of summation, and x in others; z_1 = 0.1."""
+    """z_0 = w + x - w, which is 0 or x, depending on the order of summation; z_1 = 0.1."""
     hidden = [(0.0, large, 1.0), (1.0, 0.0, 1.0), (0.0, large, -1.0)]
     rows = [hidden[place] for place in places]
     net = _dense(
@@ -222,7 +222,7 @@ def tiny_margin(size: int = 200, seed: int = 0) -> Crafted:
 
 
 def underflow(flush: bool) -> Crafted:
-    """x times a denormal weight, then times what takes it back: few bits are left, or none."""
+    """x times a denormal weight, then times its inverse: few bits remain, or none."""
     x, eps, low = _ball(2.0**-9)
     net = _dense(
         ([[2.0**-140]], [0.0]),
@@ -234,7 +234,7 @@ def underflow(flush: bool) -> Crafted:
 
 
 def overflow(large: float = 2e38) -> Crafted:
-    """z_1 = w + w - w - w is 0, or infinity in the order in which it is written; z_0 = 1 + x."""
+    """z_1 = w + w - w - w is 0, or infinity if summed from left to right; z_0 = 1 + x."""
     net = _dense(
         ([[0.0]] * 4 + [[1.0]], [1.0] * 4 + [0.0]),
         ([[0.0] * 4 + [1.0], [large, -large, large, -large, 0.0]], [1.0, 0.0]),
@@ -243,7 +243,7 @@ def overflow(large: float = 2e38) -> Crafted:
 
 
 def small_variance(pixel: float = 0.59, copies: int = 16) -> Crafted:
-    """BatchNorm with a variance of 1e-12: x a + (c - mean a) cancels numbers of 5e5."""
+    """BatchNorm with a variance of 1e-12: in x a + (c - mean a), numbers of about 5e5 cancel."""
     norm, first, last = nn.BatchNorm1d(copies, eps=1e-12), nn.Linear(1, copies), nn.Linear(copies, 2)
     eps, x = 2.0**-10, _image(pixel)
     with torch.no_grad():
@@ -252,7 +252,7 @@ def small_variance(pixel: float = 0.59, copies: int = 16) -> Crafted:
         norm.running_mean.fill_(0.6)
         norm.running_var.fill_(1e-12)
         last.weight.copy_(torch.tensor([[1.0 / copies] * copies, [0.0] * copies]))
-        # As real numbers, but for the square root, which has a relative error of 1e-16.
+        # In exact arithmetic, except for the square root, whose relative error is 1e-16.
         mean, var = norm.running_mean[0].item(), norm.running_var[0].item()
         least = float(Fraction(x.item()) - Fraction(eps) + Fraction(1, 4) - Fraction(mean)) / (var + norm.eps) ** 0.5
         last.bias.copy_(torch.tensor([0.0, least - 0.01]))
@@ -287,7 +287,7 @@ CRAFTED: dict[str, Callable[[], Crafted]] = {
 
 
 def verdict_by(made: Crafted, verifier: str) -> str:
-    """Of certify, with an attack that finds nothing; `refused` where a verifier does not take the network."""
+    """Return the verdict of certify, with an attack that finds nothing; `refused` if the network is not supported."""
     attack = Attack(steps=1, step=1e-6)
     try:
         found = certify(made.net, made.x, torch.tensor([made.y]), made.eps, by=[verifier], attack=attack, budget=5)
@@ -297,7 +297,7 @@ def verdict_by(made: Crafted, verifier: str) -> str:
 
 
 def verdict_of_property(made: Crafted, net: nn.Module | None = None) -> str:
-    """sat, unsat, ... for a VNN-LIB file of the ball; of the network itself, or of one that was read from a file."""
+    """Return the verdict for a VNN-LIB file of the ball, for the network itself or one loaded from a file."""
     from advibp.verify.exact.question import Question
 
     asked = Question.robustness(made.net, made.x.double(), made.y, made.eps, 2)
@@ -312,7 +312,7 @@ def verdict_of_property(made: Crafted, net: nn.Module | None = None) -> str:
 
 
 def verdict_of_file(made: Crafted) -> str:
-    """The same of an ONNX file; `not written` where onnxruntime computes something else than torch."""
+    """Return the verdict for an ONNX file; `not written` if the outputs of onnxruntime differ from torch's."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             advibp.vnncomp.onnx.save(made.net, Path(folder) / "net.onnx", tuple(made.x.shape[1:]))

@@ -1,12 +1,12 @@
-"""Random networks, and everybody's answers: complete verifiers agree, and nobody claims more than is true.
+"""Compare all verifiers on random networks: complete ones must agree, and no bound may exceed the exact margin.
 
     python checks/exactness.py --nets 500 --minutes 30 --seed 0 --json counts.json
 
 Networks of up to 60 ReLUs (fully connected, convolutional, residual; some leaky, some with max pooling) and 2 to 4
-classes, each at several eps. The exact margin is that of a mixed integer program solved to the end; for up to 12 ReLUs
-also that of all their patterns, one linear program each. Where it is further than 1e-4 from 0, `milp` and `bab` must
-say so; every margin of an incomplete verifier must be below it; every counterexample must be in the ball and break the
-network. The exit code is 1 if anything was not so.
+classes, each at several eps. The exact margin is the solution of a mixed integer program; for up to 12 ReLUs it is also
+computed by a linear program per activation pattern. If it is further than 1e-4 from 0, `milp` and `bab` must return its
+sign. Margins of incomplete verifiers must be below it. Counterexamples must be in the ball and be misclassified. The
+exit code is 1 if any check fails.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from advibp.verify.exact.question import Question
 from advibp.verify.ibp_margins import worst
 from advibp.verify.verifiers import Proof, bounding_verifiers, complete_verifiers, searches
 
-CLEAR = 1e-4  # margins nearer to 0 decide nothing
+CLEAR = 1e-4  # margins closer to 0 are not compared
 RELAXED = 1e-4  # by how much the relaxed rows of a program may lower its solution
 MOST_RELUS = 60
 
@@ -62,7 +62,7 @@ class Sample:
 
 
 def sample(seed: int) -> Sample:
-    """A network in float32, as users have them, and an image of the class it predicts."""
+    """Return a float32 network, and an image labeled with the class it predicts."""
     dice = random.Random(seed)
     torch.manual_seed(seed)
     classes = dice.randint(2, 4)
@@ -117,7 +117,7 @@ def _count(net: nn.Module, shape: tuple[int, ...]) -> int:
 
 
 def exact_margin(question: Question) -> float:
-    """The smallest margin, by a program for each class that is solved to its end."""
+    """Return the smallest margin: the solution of one program per class."""
     with torch.no_grad():
         bounds = question.bounds.refine()
     kinks, output = Kinks(bounds), bounds.tape.output
@@ -127,7 +127,7 @@ def exact_margin(question: Question) -> float:
 
 
 def check(case: Sample, eps: float, seconds: float = 1200.0) -> list[str]:
-    """What was wrong; nothing, if all is well."""
+    """Return a message for each failed check."""
     wrong = []
     asked = Question.robustness(case.net, case.x, case.label, eps, case.classes)
     real = Question.robustness(case.net, case.x, case.label, eps, case.classes, real=True)

@@ -1,11 +1,11 @@
-"""Property tests with new random numbers, again and again, until the time is over.
+"""Run the property tests repeatedly with new random numbers, until a time limit.
 
     python checks/fuzz.py --minutes 30 [--seed 12345] [--tests tests/bounds tests/verify tests/vnncomp]
 
 Each round runs the property tests (those that use hypothesis) of bounds, verifiers and ONNX files with a new base
-seed, from which hypothesis and all generators are seeded (profile "fuzz" in tests/conftest.py), then a share of
-soundness.py, exactness.py and mutations.py beside it with the same seed. A failure is printed with the command that
-repeats it. The exit code is 1 if anything failed. What is found belongs into the suite as a pinned @example.
+seed, from which hypothesis and all generators are seeded (profile "fuzz" in tests/conftest.py), and then parts of
+soundness.py, exactness.py and mutations.py with the same seed. A failure is printed with the command that repeats it.
+The exit code is 1 if anything failed. Add each failure to the tests as an @example.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TESTS = ("tests/bounds", "tests/verify", "tests/vnncomp")
-#: Scripts that take a seed; {minutes} is what they may take in one round.
+#: Scripts with a seed; {minutes} is their time limit in one round.
 SCRIPTS = (
     "checks/soundness.py --nets 100000 --minutes {minutes} --seed {seed}",
     "checks/exactness.py --nets 100000 --minutes {minutes} --seed {seed}",
@@ -35,7 +35,7 @@ SCRIPTS = (
 
 @dataclass
 class Fuzz:
-    """Rounds until a deadline, and the commands that failed in them."""
+    """Runs rounds until a deadline and collects the commands that failed."""
 
     deadline: float
     tests: list[str]
@@ -52,12 +52,12 @@ class Fuzz:
         command = f"pytest -n 2 -p no:cacheprovider --hypothesis-seed={seed} -m hypothesis {shlex.join(self.tests)}"
         self._run(command, {"ADVIBP_FUZZ_SEED": str(seed)})
         for script in SCRIPTS:
-            minutes = min(2.0, self.left / 60 - 0.5)  # (they look at the clock between two networks)
+            minutes = min(2.0, self.left / 60 - 0.5)  # scripts check the time between two networks
             if minutes > 0:
                 self._run(f"python {script.format(minutes=f'{minutes:.2f}', seed=seed % 2**31)}", {})
 
     def _run(self, command: str, variables: dict[str, str]) -> None:
-        """Run it for as long as there is time; one that had to be stopped counts as neither passed nor failed."""
+        """Run a command until the deadline; a command that was stopped counts as neither passed nor failed."""
         if self.left <= 0:
             return
         words = [sys.executable, *([] if command.startswith("python ") else ["-m"])]
@@ -67,7 +67,7 @@ class Fuzz:
         )
         done, stopped = _finished(child, self.left + 5)
         if stopped and not re.search(r"^FAILED ", done.stdout, re.MULTILINE):
-            return print(f"stopped, as the time is over: {command}", flush=True)
+            return print(f"stopped at the time limit: {command}", flush=True)
         if self.verbose:
             print(done.stdout[-2000:], flush=True)
         self.passed += sum(int(count) for count in re.findall(r"(\d+) passed", done.stdout))
@@ -83,7 +83,7 @@ class Fuzz:
 
 
 def _finished(child: subprocess.Popen[str], seconds: float) -> tuple[subprocess.CompletedProcess[str], bool]:
-    """What a process wrote, and whether it was stopped: by Ctrl-C, at which pytest reports what has failed so far."""
+    """Return the output of a process, and whether it was stopped: by Ctrl-C, so that pytest reports its failures."""
     stopped = False
     for number, patience in ((signal.SIGINT, seconds), (signal.SIGKILL, 60.0)):
         try:
@@ -101,9 +101,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0, help="stop after this time (default 30)")
     parser.add_argument("--seed", type=int, help="base seed of the first round (default: a new one)")
-    parser.add_argument("--rounds", type=int, default=10**9, help="stop after so many rounds (default: no limit)")
+    parser.add_argument("--rounds", type=int, default=10**9, help="stop after this many rounds (default: no limit)")
     parser.add_argument("--tests", nargs="+", default=list(TESTS), help="paths for pytest")
-    parser.add_argument("--verbose", action="store_true", help="print what successful rounds print, too")
+    parser.add_argument("--verbose", action="store_true", help="also print the output of successful rounds")
     parser.add_argument("--json", type=Path, help="write the result here")
     args = parser.parse_args()
     fuzz = Fuzz(time.monotonic() + 60 * args.minutes, args.tests, args.verbose)

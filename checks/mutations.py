@@ -1,13 +1,13 @@
-"""Damaged and changed ONNX and VNN-LIB files: an answer or one sentence, in time, and never a wrong one.
+"""Check `certify --onnx` on damaged and modified ONNX and VNN-LIB files: no crash, no hang, no wrong verdict.
 
     python checks/mutations.py --files 2000 --seed 0 --json counts.json
 
 Small networks (fully connected, convolutional, residual, with sigmoid, with max pooling) and properties of them are
-mutated: bytes flipped, cut and doubled; weights, attributes, names and wiring changed inside a file that stays a file;
-numbers, operators and parentheses of properties. Each pair is certified with a limit of 5 seconds by a process of a
-pool, as `advibp certify --onnx NET --vnnlib PROPERTY --timeout 5` does. Counted are crashes (no verdict, a traceback,
-a dead process), hangs (no answer 10 seconds after the limit) and contradictions: an `unsat` although a sampled point of
-a box is unsafe in onnxruntime, or a `sat` whose point is not. The exit code is 1 if there was any.
+mutated: bytes are flipped, removed and repeated; weights, attributes, names and connections are changed in valid files;
+numbers, operators and parentheses of properties are changed. Each pair is certified in a process of a pool with a limit
+of 5 seconds, like `advibp certify --onnx NET --vnnlib PROPERTY --timeout 5`. The result counts crashes (no verdict, a
+traceback, a dead process), hangs (no verdict long after the limit) and contradictions: `unsat` although a sampled point
+is unsafe in onnxruntime, or `sat` with a point that is safe. The exit code is 1 if there is any of them.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from graphs import model, node, weights
 from advibp.cli import main as advibp
 from advibp.vnncomp.vnnlib import vnnlib_file
 
-LIMIT = 5.0  # seconds, for a verdict
-GRACE = 300.0  # more, after which it counts as a hang
+LIMIT = 5.0  # seconds for a verdict
+GRACE = 300.0  # seconds after the limit until it counts as a hang
 SAMPLES = 300
 TOLERANCE = 1e-4  # onnxruntime adds in another order
 VERDICTS = {"sat": 0, "unsat": 0, "unknown": 0, "timeout": 1, "error": 2}
 
 
-# ---- what is mutated
+# ---- original files
 
 
 def networks() -> list[tuple[onnx.ModelProto, int]]:
-    """Files and how many inputs they have; two outputs each."""
+    """Return models and their numbers of inputs. All have two outputs."""
     dense = {"a": weights(4, 8), "b": weights(8), "c": weights(8, 2), "d": weights(2)}
     fc = [node("MatMul", "x a", "1"), node("Add", "1 b", "2"), node("Relu", "2", "3"), node("Gemm", "3 c d", "y")]
     curved = [*fc[:2], node("Sigmoid", "2", "3"), fc[3]]
@@ -99,7 +99,7 @@ def property_text(dice: random.Random, inputs: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-# ---- how
+# ---- mutations
 
 
 def damaged(dice: random.Random, raw: bytes) -> bytes:
@@ -121,7 +121,7 @@ def damaged(dice: random.Random, raw: bytes) -> bytes:
 
 
 def changed(dice: random.Random, made: onnx.ModelProto) -> bytes:
-    """Another network, in a file that stays one."""
+    """Return a valid file with another network."""
     net = onnx.ModelProto()
     net.CopyFrom(made)
     for _ in range(dice.choice([1, 1, 2])):
@@ -191,7 +191,7 @@ def reworded(dice: random.Random, text: str) -> str:
 
 
 def pair(seed: int) -> tuple[bytes, bytes]:
-    """A network and a property, of which one at least is mutated."""
+    """Return a network and a property, at least one of them mutated."""
     dice = random.Random(seed)
     made, inputs = dice.choice(networks())
     net, text = made.SerializeToString(), property_text(dice, inputs)
@@ -217,7 +217,7 @@ def certify(net: Path, prop: Path) -> tuple[int, str, str]:
 
 
 def judged(net: Path, prop: Path, verdict: str, lines: list[str]) -> str | None:
-    """What onnxruntime has to say against it."""
+    """Return a message if onnxruntime contradicts the verdict."""
     asked = vnnlib_file.read(prop)
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 4, 1
@@ -232,7 +232,7 @@ def judged(net: Path, prop: Path, verdict: str, lines: list[str]) -> str | None:
             return torch.from_numpy(np.asarray(found, np.float64).ravel())
 
         run(asked.cases[0].lower if asked.cases else torch.zeros(asked.inputs))
-    except Exception:  # it does not take the file, or not the shape
+    except Exception:  # onnxruntime does not support the file or the shape
         return "not judged"
     if verdict == "sat":
         numbers = [float(line.strip("() ").split(" ")[1]) for line in lines if "X_" in line]
@@ -247,7 +247,7 @@ def judged(net: Path, prop: Path, verdict: str, lines: list[str]) -> str | None:
 
 
 def _holds(asked: vnnlib_file.Property, x: torch.Tensor, y: torch.Tensor, slack: float) -> bool:
-    """Whether the property holds at x; with slack > 0 nearly, with slack < 0 clearly."""
+    """Return whether the property holds at x; approximately with slack > 0, clearly with slack < 0."""
     if y.numel() != asked.outputs or not bool(y.isfinite().all()):
         return False
     room = slack * (1 + float(y.abs().max()))
@@ -262,7 +262,7 @@ def work(tasks: Connection, folder: str) -> None:
     torch.set_num_threads(1)
     net, prop = Path(folder, "net.onnx"), Path(folder, "prop.vnnlib")
     _written(0, net, prop)
-    certify(net, prop)  # what only the first call has to load takes longer than a limit, on a busy machine
+    certify(net, prop)  # a warm-up: on a busy machine, the imports of the first call take longer than the limit
     tasks.send("ready")
     while True:
         _written(tasks.recv(), net, prop)
@@ -274,7 +274,7 @@ def work(tasks: Connection, folder: str) -> None:
             if VERDICTS.get(verdict) != code or "Traceback" in err or (verdict == "error" and err.count("\n") != 1):
                 wrong = f"crash: exit code {code}, last line {verdict!r}, {err[-200:]!r}"
             elif verdict in ("sat", "unsat"):
-                tasks.send(("judging", verdict, None))  # what happens from here on is onnxruntime's
+                tasks.send(("judging", verdict, None))  # later crashes are onnxruntime's
                 against = judged(net, prop, verdict, lines)
                 if against == "not judged":
                     verdict += ", not judged"
@@ -291,7 +291,7 @@ def _written(seed: int, net: Path, prop: Path) -> None:
 
 
 class Worker:
-    """A process with one task at a time, which is replaced when it dies or hangs."""
+    """A process with one task at a time. It is replaced if it dies or hangs."""
 
     def __init__(self, folder: str) -> None:
         self.folder, self.seed = folder, None
@@ -309,7 +309,7 @@ class Worker:
         self.pipe.send(seed)
 
     def look(self) -> tuple[str, str | None] | None:
-        """Verdict and what was wrong, once it is done."""
+        """Return the verdict and a message if something is wrong, once the task is done."""
         try:
             while self.pipe.poll():
                 self.stage, verdict, wrong = self.pipe.recv()

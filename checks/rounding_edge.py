@@ -1,13 +1,12 @@
-"""Images at the edge of what is proved: each at its own largest certified eps, attacked, in every order of summation.
+"""Attack images at their largest certified eps, and evaluate the network in many orders of summation.
 
     python checks/rounding_edge.py --net linear --proof rounded --images 1000 --json edge.json
 
-The largest eps that the proof certifies is found by bisection between neighbouring float32 numbers. Attacked are
-vertices of the ball (per class: the one that minimises the margin of a linear network, or that follows the signs of
-the input gradient), neighbours of the worst ones, and points where PGD ends. Each point lies in the ball exactly. The
-network is evaluated in float32 in 8 orders of summation, in more with fused multiply-add, and in float64. `broken`
-counts images for which another class has a strictly larger logit, `tied` those for which one has an equal one. The
-exit code is 1 if any image is broken.
+The largest certified eps is found by bisection over float32 numbers. The points are vertices of the ball (per class:
+the one that minimizes the margin of a linear network, or that follows the signs of the input gradient), neighbors of
+the worst ones, and results of PGD. Each point is exactly in the ball. The network is evaluated in float32 in 8 orders
+of summation, in more with fused multiply-add, and in float64. `broken` counts images for which another class has a
+strictly larger logit, `tied` those for which another class has an equal one. The exit code is 1 if any image is broken.
 
     --proof box        interval bounds of the real network (Box), as papers report them
     --proof rounded    interval bounds of the network as it runs (Rounded)
@@ -46,7 +45,7 @@ Proof = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]  # net, x, y, eps 
 
 
 def linear(images: data.Data, epochs: int = 3, seed: int = 0) -> nn.Module:
-    """A linear network, trained on MNIST with cross-entropy in a few seconds."""
+    """Train a linear network on MNIST with cross-entropy, in a few seconds."""
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
     optimizer = torch.optim.Adam(net.parameters(), 1e-3)
@@ -81,9 +80,9 @@ def _worst(margins: Tensor, y: Tensor) -> Tensor:
 
 @torch.no_grad()
 def largest(proof: Proof, net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """The largest float32 eps (B,) with a proof whose successor has none; -1 without a proof at 0."""
+    """Return a certified float32 eps (B,) whose successor is not certified; -1 if 0 is not certified."""
     low, high = torch.zeros(len(x)), torch.ones(len(x))
-    # Positive float32 numbers are ordered as the integers of the same bits.
+    # Positive float32 numbers have the same order as the integers of their bits.
     low_bits, high_bits = low.view(torch.int32).clone(), high.view(torch.int32).clone()
     some = proof(net, x, y, low)
     while bool((high_bits - low_bits > 1).any()):
@@ -94,13 +93,13 @@ def largest(proof: Proof, net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def margins(outputs: Tensor, y: Tensor) -> Tensor:
-    """z_y - z_k, (..., K), with infinity for y itself."""
+    """Return z_y - z_k, (..., K), with infinity for y itself."""
     index = y.view(-1, 1).expand(*outputs.shape[:-1], 1)
     return (outputs.gather(-1, index) - outputs).scatter(-1, index, torch.inf)
 
 
 def vertices(double: nn.Module, x: Tensor, y: Tensor, eps: Tensor, steps: int) -> Tensor:
-    """Points (P, B, ...) of the ball: for each other class, vertices that follow the signs of its margin's gradient."""
+    """Return points (P, B, ...) of the ball: per class, vertices along the signs of its margin's gradient."""
     found, radius = [], per_image(eps, x).double()
     for k in range(1, 10):
         other, at = (y + k) % 10, x.double()
@@ -116,7 +115,7 @@ def vertices(double: nn.Module, x: Tensor, y: Tensor, eps: Tensor, steps: int) -
 
 
 def neighbours(points: Tensor, x: Tensor, eps: Tensor, count: int, seed: int) -> Tensor:
-    """Points (C, B, ...) that are some of the ball's numbers away in some pixels, in which sums round otherwise."""
+    """Return points (C, B, ...) that differ by a few float32 numbers in some pixels, so that sums round differently."""
     dice, found = torch.Generator().manual_seed(seed), []
     for _ in range(count):
         moved = points.clone()
@@ -128,7 +127,7 @@ def neighbours(points: Tensor, x: Tensor, eps: Tensor, count: int, seed: int) ->
 
 
 def dangerous(net: nn.Module, double: nn.Module, x: Tensor, y: Tensor, eps: Tensor, args: argparse.Namespace) -> Tensor:
-    """The points (P, B, ...) with the smallest margins in float64, and neighbours of the worst."""
+    """Return the points (P, B, ...) with the smallest margins in float64, and neighbors of the worst one."""
     radius = per_image(eps, x)
     points = [vertices(double, x, y, eps, args.vertex_steps)]
     for loss in ("ce", "margin"):
@@ -192,7 +191,7 @@ def main() -> int:
     parser.add_argument("--proof", choices=["box", "rounded", "largest"], default="rounded")
     parser.add_argument("--by", nargs="+", default=["ibp"], help="verifiers, for --proof largest")
     parser.add_argument("--arithmetic", help="real, float32 or float64, for --proof largest (default: the network's)")
-    parser.add_argument("--images", type=int, default=1000, help="of the test images, the first so many")
+    parser.add_argument("--images", type=int, default=1000, help="number of test images, from the first on")
     parser.add_argument("--points", type=int, default=3, help="most dangerous points per image to evaluate")
     parser.add_argument("--neighbours", type=int, default=5, help="neighbours of the worst point to evaluate")
     parser.add_argument("--vertex-steps", type=int, default=3, help="steps from vertex to vertex, per class")

@@ -1,14 +1,14 @@
-"""Random networks of every layer kind in random orders of summation: no output may lie outside of its bounds.
+"""Check on random networks of all layer kinds that no output is outside of its bounds, in any order of summation.
 
     python checks/rounding_layers.py --outputs 1000000 --minutes 10 --json layers.json
 
-For each network: boxes of radius 0 and above, the bounds of `Rounded` over them, and float32 outputs at points of the
+For each network there are boxes of radius 0 and larger, their bounds by `Rounded`, and float32 outputs at points of the
 box (random ones and vertices, each exactly in the box), in random orders of summation, with and without fused
-multiply-add, by torch itself, and in float64. The table has, per layer kind, how many outputs lie outside, the largest
-|float32 - float64| that was seen at radius 0, and how far the bound lies above it: the ratio of the two for the output
-that comes closest to its bound, and the median. The exit code is 1 if any output is outside.
+multiply-add, by torch itself, and in float64. The table shows per layer kind how many outputs are outside, the largest
+|float32 - float64| at radius 0, and the ratio of the bound to it: for the output closest to its bound, and the median.
+The exit code is 1 if any output is outside.
 
-`--bounds box` takes interval bounds of the real network in float32, which rounding leaves.
+`--bounds box` uses interval bounds that ignore rounding; some outputs are then outside.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SHAPE = (4, 8, 8)
 
 
 class Lambda(nn.Module):
-    """A function of the input as a module; in float64 it is the same one."""
+    """A module that applies a function; it is the same in float64."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ def _scalars(dice: random.Random) -> nn.Module:
 
 
 def _affine(dice: random.Random) -> nn.Module:
-    """Before a layer without parameters, so that its inputs are no pixels."""
+    """Return a layer to put before one without parameters, so that its inputs are not pixels."""
     return nn.Conv2d(4, 4, 1)
 
 
@@ -145,7 +145,7 @@ KINDS: dict[str, Callable[[random.Random], nn.Module]] = {
 
 
 def network(kind: str, seed: int) -> nn.Module:
-    """A random float32 network (B, 4, 8, 8) -> (B, ...), with weights of random size and biases that cancel."""
+    """Return a random float32 network (B, 4, 8, 8) -> (B, ...), with weights of random size and biases that cancel."""
     dice = random.Random(seed)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
@@ -165,7 +165,7 @@ def network(kind: str, seed: int) -> nn.Module:
 
 @dataclass
 class Count:
-    """What was seen of one layer kind."""
+    """Statistics of one layer kind."""
 
     nets: int = 0
     outputs: int = 0
@@ -225,7 +225,7 @@ def check(kind: str, seed: int, how: str, count: Count, orders: int = 6, points:
 
 
 def run(wanted: int, nets: int, minutes: float, seed: int, how: str, kinds: list[str]) -> dict[str, Count]:
-    """At least so many outputs in all and networks of each kind, or as many as there is time for."""
+    """Check at least `wanted` outputs in total and `nets` networks of each kind, or until the time limit."""
     counts = {kind: Count() for kind in kinds}
     began = told = time.monotonic()
     while time.monotonic() - began < 60 * minutes:

@@ -1,10 +1,10 @@
-"""Random networks against everything that bounds them: nothing may lie outside of any bound.
+"""Check on random networks that no value is outside of any bound.
 
     python checks/soundness.py --nets 500 --minutes 20 --seed 0 --json counts.json
 
-For each network, boxes of several eps; the bounds of ibp, crown-ibp, crown, alpha-crown and deepz: of margins, of
-outputs, and of what enters each activation; at random points, at vertices, and where PGD ends. Networks of few ReLUs
-also against the exact margin. The exit code is 1 if anything was outside.
+For each network and several eps, the bounds of ibp, crown-ibp, crown, alpha-crown and deepz on margins, outputs and
+pre-activations are compared with the values at random points, at vertices and at results of PGD. For networks with few
+ReLUs they are also compared with the exact margin. The exit code is 1 if any value is outside.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RADII = (0.01, 0.1, 0.4)
 
 
 class Bounds:
-    """All that is claimed of a network over a box (B, ...): lower margins by method, and boxes of values by node."""
+    """All bounds of a network over a box (B, ...): lower margins by method, and boxes of values by node."""
 
     def __init__(self, net: nn.Module, box: Box, y: Tensor) -> None:
         self.margins: dict[str, Tensor] = {}
@@ -56,12 +56,12 @@ class Bounds:
 
 
 def points(net: nn.Module, box: Box, y: Tensor, count: int) -> Tensor:
-    """Members (P, B, ...) of a box: random ones, vertices, some of both, and the ends of attacks."""
+    """Return points (P, B, ...) of a box: random ones, vertices, mixtures of both, and results of attacks."""
     noise = torch.rand(3, count, *box.shape, dtype=box.dtype) * 2 - 1
     noise[1] = noise[1].sign()
     noise[2] = (3 * noise[2]).clamp(-1, 1)
     found = [(box.center + box.radius * noise).flatten(0, 1)]
-    plain = lambda x: net(x.as_subclass(Tensor))  # noqa: E731  (a layer in place wants no other kind)
+    plain = lambda x: net(x.as_subclass(Tensor))  # noqa: E731  (in-place layers need plain tensors)
     for loss in ("ce", "margin"):
         for label in (y, (y + 1) % CLASSES):
             attacked = linf_pgd(plain, box.center, label, box.radius, steps=8, rel_stepsize=0.3, loss=loss, within=None)
@@ -71,7 +71,7 @@ def points(net: nn.Module, box: Box, y: Tensor, count: int) -> Tensor:
 
 
 def outside(value: Tensor, lower: Tensor, upper: Tensor | None = None) -> int:
-    """How many values lie outside of their bounds, by more than rounding errors; a NaN does."""
+    """Return how many values are outside of their bounds by more than rounding errors; NaN counts as outside."""
     inside = value >= lower - TOLERANCE * (1 + value.abs() + lower.abs())
     if upper is not None:
         inside &= value <= upper + TOLERANCE * (1 + value.abs() + upper.abs())
@@ -81,7 +81,7 @@ def outside(value: Tensor, lower: Tensor, upper: Tensor | None = None) -> int:
 def check(
     found: Network, eps: float, seed: int, count: int = 40, most: int = 12
 ) -> Iterator[tuple[str, int, int, int]]:
-    """What was compared: (a name, points, bounds, violations), for one box of two images."""
+    """Return (name, points, bounds, violations) of each comparison, for one box of two images."""
     torch.manual_seed(seed)
     net, x = found.net, torch.rand(2, *found.shape, dtype=torch.float64)
     box, y = Box.ball(x, eps), torch.randint(CLASSES, (2,))
@@ -110,12 +110,12 @@ def check(
 
 
 def _read(tape: Tape, batch: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Values as they are before what follows writes to them."""
+    """Yield the values of nodes before later in-place operations change them."""
     return ((i, v.clone()) for i, v in tape.trace(batch) if isinstance(v, Tensor))
 
 
 def run(nets: int, seed: int, minutes: float, *, quiet: bool = False, most: int = 12) -> Counter[str]:
-    """Check so many networks, or as many as there is time for."""
+    """Check `nets` networks, or fewer if the time is over."""
     counts = Counter[str](nets=0, points=0, bounds=0, exact=0, violations=0)
     began = told = time.monotonic()
     for number in range(seed, seed + nets):

@@ -1,11 +1,11 @@
-"""Proof by trying: a kill -9 at any moment loses nothing.
+"""Check that kill -9 at any moment loses no finished work.
 
-Trains and certifies once undisturbed, then again and again under kills, and compares: weights to the bit, metrics,
-records, counterexamples. Some kills come at any moment, some are aimed at the dangerous ones: while a file is being
-written beside its place, or just after a line was appended. Everything runs as the real command in its own process.
+Trains and certifies once without kills, then repeatedly with kills, and compares weights bit by bit, metrics, records
+and counterexamples. Some kills come at random moments, others at critical ones: while a temporary file is written, or
+just after a line was appended. Each command runs in its own process.
 
     python checks/endurance/kill_nine.py --kills 100 --minutes 15 --out kills.json
-    python checks/endurance/kill_nine.py --kills 20 --signal TERM    # leaves with 143, and says how to go on
+    python checks/endurance/kill_nine.py --kills 20 --signal TERM    # exits with 143 and prints how to continue
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ TRAIN = [
 ]
 CERTIFY = shlex.split("--eps 0.1 0.15 --limit 4000 --steps 100 --threads 1")
 CODES = {"KILL": -9, "TERM": 143, "INT": 130}
-SHARE = {"train": 0.25, "certify": 0.4}  # of the undisturbed work: so soon a kill comes
-POLL = 2e-4  # seconds between two looks at the folder
+SHARE = {"train": 0.25, "certify": 0.4}  # a kill comes within this fraction of the undisturbed time
+POLL = 2e-4  # seconds between two checks of the folder
 
 
 @dataclass
 class Tally:
-    """What happened so far."""
+    """Counts of kills and problems."""
 
     kills: Counter[str] = field(default_factory=Counter)
     aims: Counter[str] = field(default_factory=Counter)
@@ -68,16 +68,16 @@ class Tally:
 
 
 class Failed(Exception):
-    """A process ended as it should not have; its run can't be gone on with."""
+    """A process ended with the wrong exit code; its run can't be continued."""
 
 
 class Folder:
-    """What can be seen from outside of the run's folder: writes that are under way."""
+    """Watches the run's folder for writes in progress."""
 
     def __init__(self, path: Path) -> None:
         self.places = [path / p for p in ("", "checkpoints", "certify", "certify/counterexamples")]
         self.logs = [path / "metrics.jsonl", path / "certify" / "records.jsonl"]
-        self.known = self.temporary()  # left behind by earlier kills
+        self.known = self.temporary()  # files of earlier kills
         self.sizes = self.log_sizes()
 
     def temporary(self) -> set[str]:
@@ -106,12 +106,12 @@ class Endurance:
         self.tally = Tally()
         self.reference = work / "undisturbed"
         self.starts: dict[Kind, float] = {}  # seconds until the work begins
-        self.spans: dict[Kind, float] = {}  # seconds of work in which a kill comes
+        self.spans: dict[Kind, float] = {}  # seconds of work within which a kill comes
 
     # Undisturbed
 
     def undisturbed(self) -> None:
-        """The runs all others are compared with, and how long a start takes."""
+        """Create the reference runs, and measure how long a start takes."""
         signs: dict[Kind, str] = {"train": "recipe.yaml", "certify": "certify/records.jsonl"}
         for kind, sign in list(signs.items())[: 2 if self.signal == "KILL" else 1]:
             began = time.monotonic()
@@ -143,7 +143,7 @@ class Endurance:
     # Disturbed
 
     def disturbed(self) -> None:
-        """Fresh folders, until enough kills have hit or the time is up."""
+        """Start in new folders until there are enough kills or the time is over."""
         folder = self.work / "disturbed-0"
         while self.wanted("train") or self.wanted("certify"):
             share = 2 * self.tally.kills["certify"] < self.tally.kills["train"]
@@ -173,7 +173,7 @@ class Endurance:
         self.same_as_undisturbed(kind, folder)
 
     def one_process(self, kind: Kind, command: list[str], folder: Path) -> bool:
-        """Start it, and kill it unless enough were killed; whether it came to its end."""
+        """Start a process and kill it, unless there are enough kills; return whether it ended by itself."""
         process = self.start(command)
         if self.wanted(kind):
             aim, wait = self.choose(kind)
@@ -189,7 +189,7 @@ class Endurance:
         return True
 
     def choose(self, kind: Kind) -> tuple[Aim, float]:
-        """Where a kill is aimed, and how long after the start it may come."""
+        """Return the target of a kill, and how long after the start it may come."""
         if self.signal != "KILL":
             return "any moment", self.random.uniform(0, self.spans[kind])  # after the work has begun
         if self.random.random() < 0.1:
@@ -199,10 +199,10 @@ class Endurance:
         return aim, self.starts[kind] + self.random.uniform(-0.2, span)  # type: ignore[return-value]
 
     def strike(self, process: subprocess.Popen[bytes], folder: Path, aim: Aim, wait: float) -> bool:
-        """Signal the process at its moment; False if it came to its end before."""
+        """Send the signal at the chosen moment; False if the process ended before."""
         seen = Folder(folder)
         if self.signal != "KILL":
-            self.until(process, lambda: "L_IBP" in self.said())  # the table's head: before, there is nothing to stop
+            self.until(process, lambda: "L_IBP" in self.said())  # the header is printed when the training starts
         after = time.monotonic() + wait
         self.until(process, lambda: time.monotonic() >= after)
         seen.sizes = seen.log_sizes()
@@ -230,7 +230,7 @@ class Endurance:
         return now, there
 
     def next_command(self, kind: Kind, folder: Path, ended: bool) -> list[str]:
-        """How to go on: for one that was asked to stop, as it said itself."""
+        """Return the command that continues; after TERM or INT, the one that the process printed."""
         if self.signal == "KILL" or ended:
             return self.command(kind, folder)
         told = re.search(r"advibp (train [^`\n;]*--resume[^`\n;]*)", self.said())
@@ -273,12 +273,12 @@ def figures(endurance: Endurance, args: argparse.Namespace, seconds: float) -> d
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=100, help="how many must hit a running process (default 100)")
-    parser.add_argument("--minutes", type=float, default=15, help="no kill after this time (default 15)")
-    parser.add_argument("--signal", choices=CODES, default="KILL", help="TERM and INT are for training alone")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="of the moments")
-    parser.add_argument("--work", type=Path, help="where to run (default: a temporary folder)")
-    parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
+    parser.add_argument("--kills", type=int, default=100, help="kills of a running process (default 100)")
+    parser.add_argument("--minutes", type=float, default=15, help="time limit (default 15)")
+    parser.add_argument("--signal", choices=CODES, default="KILL", help="TERM and INT work only for training")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="seed of the moments")
+    parser.add_argument("--work", type=Path, help="working folder (default: a temporary folder)")
+    parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
     args = parser.parse_args()
     torch.set_num_threads(1)
     work = Path(tempfile.mkdtemp(prefix="kill-nine-", dir=args.work))
@@ -302,7 +302,7 @@ def main() -> int:
         f"{tally.runs.total()} runs, bit-identical {alike}, {told['seconds']} seconds"
     )
     if tally.kills.total() < args.kills and not tally.problems:
-        print("the time was up before all kills were made")
+        print("the time was over before all kills were done")
     if tally.problems:
         print(f"{len(tally.problems)} problems; see {work}")
         return 1

@@ -1,10 +1,10 @@
-"""Trains and certifies where the disk gets full, at one moment after the other; prints what happened as JSON.
+"""Train and certify on a disk that becomes full at different moments, and print the results as JSON.
 
-    unshare --map-root-user --mount python small_disk.py disk WORK    a file system of half a megabyte, and a filler
-    python small_disk.py limit WORK                                   no file may grow beyond a limit; weaker
+    unshare --map-root-user --mount python small_disk.py disk WORK    uses a file system of half a megabyte
+    python small_disk.py limit WORK                                   limits the size of files instead; a weaker check
 
-For every amount of room: the command, the command again on the disk that is still full, then room, and the command
-once more. Each is a fork of this process, so that its imports are paid once.
+For each amount of free space, the command runs until the disk is full, again on the full disk, and once more after
+space was freed. Each command is a fork of this process, so that modules are imported once.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ PAGE = 4096
 TRAIN = "'FC 30, FC 30' --epochs 5 --warmup-natural 1 --warmup-adversarial 1 --ramp 1 --batch-size 20 --validation 30"
 TRAIN += " --eps 0.1 --threads 1 --resume"
 CERTIFY = "--eps 0.1 0.15 0.2 0.25 --steps 10 --threads 1"
-ROOMS = {  # what is left when a command starts: pages of the disk, or of every file
+ROOMS = {  # free pages of the disk, or allowed pages of each file, when a command starts
     ("disk", "train"): (0, 4, 13, 24),
     ("disk", "certify"): (0, 12),
     ("limit", "train"): (3,),
     ("limit", "certify"): (1,),
 }
-NO_DISK = 77  # exit code where no file system may be mounted
+NO_DISK = 77  # exit code if no file system can be mounted
 
 assert tensorboardX  # this and torch._dynamo are imported here because every training does
 
 
 @dataclass
 class Said:
-    """What a command left with, and all it wrote to stderr."""
+    """Exit code and stderr of a command."""
 
     code: int
     stderr: str
@@ -53,7 +53,7 @@ class Said:
 
 @dataclass
 class Story:
-    """What happened with one amount of room."""
+    """Results for one amount of free space."""
 
     room: int
     full: Said
@@ -65,7 +65,7 @@ class Story:
 
 
 def data(path: Path) -> Path:
-    """Bright left or right halves, (N, 4, 4)."""
+    """Write images (N, 4, 4) with a bright left or right half."""
     chance = np.random.RandomState(0)
     y = chance.randint(0, 2, 150)
     x = chance.randint(0, 120, (150, 4, 4)).astype(np.uint8)
@@ -76,7 +76,7 @@ def data(path: Path) -> Path:
 
 
 def command(line: str, limit: int | None, folder: Path) -> Said:
-    """Run `advibp LINE` in a fork, to its very end; it may write files of `limit` bytes."""
+    """Run `advibp LINE` in a fork; with `limit`, files can have at most that many bytes."""
     child = os.fork()
     if child == 0:
         for name, number in (("stdout", 1), ("stderr", 2)):
@@ -89,7 +89,7 @@ def command(line: str, limit: int | None, folder: Path) -> Said:
 
 
 class Disk:
-    """Half a megabyte of its own, or this one with a limit for every file."""
+    """A file system of half a megabyte, or the current one with a limit for each file."""
 
     def __init__(self, kind: str, work: Path) -> None:
         self.kind, self.work, self.path = kind, work, work / "disk"
@@ -152,5 +152,5 @@ def stories(kind: str, work: Path) -> dict[str, list[dict[str, object]]]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    gc.freeze()  # what is here already need not be looked through when a fork ends
+    gc.freeze()  # makes the exit of a fork faster
     print(json.dumps(stories(sys.argv[1], Path(sys.argv[2]).resolve())))

@@ -1,9 +1,8 @@
-"""Certifies a tiny run under a few kills -9 and prints, as JSON, how many hit and what went wrong.
+"""Certify a tiny run with a few kill -9, and print the number of kills and all problems as JSON.
 
     python small_kills.py WORK
 
-Each command is a fork of this process, so that its imports are paid once; kill_nine.py does the same, and more, with
-real processes.
+Each command is a fork of this process, so that modules are imported once. kill_nine.py does more, with real processes.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ CERTIFY = "--eps 0.1 0.12 0.15 0.2 0.25 0.3 --steps 150 --threads 1"
 
 
 def start(line: str, seconds: float = 0.0) -> int:
-    """A child that the kernel kills, as kill -9 does, when it has used so many seconds of the processor; 0 is never."""
+    """Start a child that the kernel kills, like kill -9, after so many seconds of CPU time; 0 means never."""
     child = os.fork()
     if child == 0:
         signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -39,7 +38,7 @@ def start(line: str, seconds: float = 0.0) -> int:
 
 
 def used() -> float:
-    """Seconds of the processor that children took."""
+    """Return the CPU seconds of all children."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

@@ -1,6 +1,6 @@
-"""What must hold of a run's folder at any moment, and at its end when compared with an undisturbed one's.
+"""Checks of a run's folder at any moment, and comparisons of a finished run with an undisturbed one.
 
-Every function returns sentences about what is wrong; none means all is well.
+Each check returns a list of messages about problems.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from advibp import data, open_run
 from advibp.errors import UserError
 from advibp.storage import checkpoint
 
-TOLD = ("verdict", "by", "lower_margin", "label", "prediction")  # what a record says of an image, whoever computes it
-ROUNDING = 1e-5  # a batch that is continued has another size, and so may have other last bits
+TOLD = ("verdict", "by", "lower_margin", "label", "prediction")  # fields of a record that must be reproducible
+ROUNDING = 1e-5  # a continued batch has another size, which can change the last bits
 
 Lines = dict[tuple[int, float], bytes]
 
 
 def is_temporary(path: Path) -> bool:
-    """A dot-file is a write that was cut short: nobody reads it."""
+    """Return whether a file is the temporary file of an interrupted write, which is never read."""
     return path.name.startswith(".")
 
 
@@ -34,7 +34,7 @@ def is_temporary(path: Path) -> bool:
 
 
 def broken_files(folder: Path) -> list[str]:
-    """Files that are not whole."""
+    """Return a message for each incomplete file."""
     files = (p for p in sorted(folder.rglob("*")) if p.is_file() and not is_temporary(p))
     return [f"{path}: {problem}" for path in files if (problem := _problem(path))]
 
@@ -59,13 +59,13 @@ def _problem(path: Path) -> str | None:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file of JSON lines; a last one without its end does not count."""
+    """Return the complete lines of a JSON lines file."""
     whole = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return [json.loads(line) for line in whole]
 
 
 def _events(raw: bytes) -> None:
-    """TensorBoard reads events until the first that is cut short, so only the last may be."""
+    """Raise a ValueError unless all events but the last are complete; TensorBoard stops at the first incomplete one."""
     at = 0
     while at + 12 <= len(raw):
         (length,) = struct.unpack_from("<Q", raw, at)
@@ -75,29 +75,29 @@ def _events(raw: bytes) -> None:
 
 
 def _checkpoints(folder: Path) -> list[dict[str, Any]]:
-    """The facts of every whole checkpoint; the best weights are none, one can't go on from them."""
+    """Return the facts of all complete checkpoints. Files of best weights are not checkpoints."""
     found = []
     for path in (folder / "checkpoints").glob("*.safetensors"):
-        with suppress(UserError):  # `broken_files` tells
+        with suppress(UserError):  # reported by `broken_files`
             found.append(checkpoint.load(path)[1])
     return [facts for facts in found if "steps" in facts]
 
 
 def position(folder: Path) -> int:
-    """Steps of training that the newest checkpoint holds."""
+    """Return the training steps of the newest checkpoint."""
     return max((facts["steps"] for facts in _checkpoints(folder)), default=0)
 
 
 def unlogged(folder: Path) -> list[str]:
-    """Steps that belong to a finished epoch with a checkpoint, and to no line of metrics."""
+    """Return a message for each epoch that has a checkpoint but no line of metrics."""
     logged = sum(metrics["steps"] for metrics in lines(folder / "metrics.jsonl"))
-    # A checkpoint within an epoch holds the means of its first steps.
+    # A checkpoint within an epoch has the means of its first steps.
     saved = max((facts["steps"] for facts in _checkpoints(folder) if "means" not in facts), default=0)
     return [f"{folder}: {saved} steps are saved, but {logged} are in metrics.jsonl"] if saved > logged else []
 
 
 def records(folder: Path) -> Lines:
-    """Whole lines of records by image and eps."""
+    """Return the complete lines of records by image and eps."""
     file = folder / "certify" / "records.jsonl"
     whole = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
     return {(r["index"], r["eps"]): line for line in whole for r in [json.loads(line)]}
@@ -107,7 +107,7 @@ def records(folder: Path) -> Lines:
 
 
 def other_training(folder: Path, reference: Path) -> list[str]:
-    """How a finished training differs from the undisturbed one."""
+    """Return the differences of a finished training from the undisturbed one."""
     found = []
     for name in ("model.safetensors", f"checkpoints/{checkpoint.newest(reference / 'checkpoints')[0].name}"):
         mine, its = (_tensors(f / name) for f in (folder, reference))
@@ -135,7 +135,7 @@ def _timeless(metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def other_records(folder: Path, reference: Path) -> tuple[list[str], int]:
-    """How the records differ from the undisturbed ones, and how many margins differ in their last bits alone."""
+    """Return the differences of records from the undisturbed ones, and how many margins differ only by rounding."""
     file = folder / "certify" / "records.jsonl"
     mine, its = lines(file), {(r["index"], r["eps"]): r for r in lines(reference / "certify" / "records.jsonl")}
     keys = [(r["index"], r["eps"]) for r in mine]
@@ -156,7 +156,7 @@ def other_records(folder: Path, reference: Path) -> tuple[list[str], int]:
 
 
 def false_counterexamples(folder: Path) -> list[str]:
-    """Counterexamples that records name and that are not there, or are none."""
+    """Return a message for each counterexample that is missing or is classified correctly."""
     run = open_run(folder)
     net, recipe = run.net, run.recipe
     test = data.load(recipe.data, validation=recipe.validation).test

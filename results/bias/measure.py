@@ -1,15 +1,15 @@
-"""Is the expected update biased? Weights from the current gradients against Algorithm 1's weights from past ones.
+"""Measure the bias of the expected update, for weights from current gradients and for Algorithm 1's, from past ones.
 
     python results/bias/measure.py          writes bias.json and the table of README.md, in less than a minute
 
-Two quadratic losses over a finite population, parameters held fixed: the full gradients are known and constant. With
-g_t the batch gradients and gbar the full ones, the bias of an update is the mean of
+Two quadratic losses over a finite population at fixed parameters: the full gradients are known and constant. With g_t
+the batch gradients and gbar the full ones, the bias of an update is the mean of
 
     s_t = kappa_t (g_t - gbar)      summed over both losses.
 
-If kappa_t is a function of the past and g_t is an independent draw, s_t is a martingale difference and its mean is 0.
-Independent chains start from nothing; the mean of s_t over a chain's steps is one sample, and Hotelling's T^2 over the
-chains tests that its mean is the zero vector.
+If kappa_t depends only on the past and batches are independent, s_t is a martingale difference and its mean is 0. The
+mean of s_t over the steps of an independent chain is one sample. Hotelling's T^2 tests whether the mean of the samples
+is 0.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HERE = Path(__file__).parent
 
 
 class Population(NamedTuple):
-    """What each of N samples contributes at the fixed parameters."""
+    """Gradients, losses and FOSC of N samples at the fixed parameters."""
 
     gradients: Tensor  # (N, 2, d): of the adversarial and of the abstract loss
     upper: Tensor  # (N,): abstract loss
@@ -41,15 +41,15 @@ class Population(NamedTuple):
 
     @property
     def c_t(self) -> float:
-        """About half of the batches count as strong."""
+        """Threshold of FOSC, at which about half of the batches count as strong."""
         return float(self.fosc.mean())
 
 
 def population(angle: float, n: int) -> Population:
-    """The samples of `advibp reproduce theory`, and a stand-in for their FOSC: the norm of the adversarial gradient.
+    """Return the samples of `advibp reproduce theory`, with the norm of the adversarial gradient in place of FOSC.
 
-    Both grow with the error that is propagated back. A batch's noise is 0.7 of the adversarial, 0.5 of the abstract
-    full gradient in length.
+    Both increase with the backpropagated error. The norm of a batch's noise is 0.7 of that of the full adversarial
+    gradient, and 0.5 of that of the full abstract gradient.
     """
     gradients, upper = samples(angle, n)
     return Population(gradients, upper, gradients[:, 0].norm(dim=1))
@@ -57,18 +57,18 @@ def population(angle: float, n: int) -> Population:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One way to weigh, and to draw."""
+    """One rule for weights and for drawing batches."""
 
     says: str
     angle: float
-    weights_from: str = "past"  # past: Algorithm 1; current: m = g_t, v = |g_t|; both: the moments hold g_t already
-    strong: str = "always"  # always: c_t infinite; never: c_t = 0; fosc: the batch's FOSC against c_t
+    weights_from: str = "past"  # past: Algorithm 1; current: m = g_t, v = |g_t|; both: the moments include g_t
+    strong: str = "always"  # always: c_t infinite; never: c_t = 0; fosc: the batch's FOSC is compared with c_t
     regularizer: bool = False
     batches_per_epoch: int | None = None  # shuffled without replacement; None: independent draws
 
 
 class Step(NamedTuple):
-    """One step of R chains: the weights, and what the batch gave."""
+    """One step of R chains: the weights and the batch's gradients, losses and FOSC."""
 
     kappa: Tensor  # (R, 3)
     gradients: Tensor  # (R, 2, d)
@@ -77,7 +77,7 @@ class Step(NamedTuple):
 
 
 def walk(rule: Rule, people: Population, *, chains: int, steps: int, seed: int, batch: int = BATCH) -> Iterator[Step]:
-    """Many independent chains of Algorithm 1 at fixed parameters."""
+    """Run many independent chains of Algorithm 1 at fixed parameters."""
     random = torch.Generator().manual_seed(seed)
     n, _, d = people.gradients.shape
     every = torch.cat([people.gradients.flatten(1), people.upper[:, None], people.fosc[:, None]], 1)
@@ -108,23 +108,26 @@ def walk(rule: Rule, people: Population, *, chains: int, steps: int, seed: int, 
 
 
 def chain_means(rule: Rule, people: Population, *, chains: int, steps: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Means over the steps of each chain (R, d): of s_t, and of the update."""
+    """Return the means of s_t and of the update over the steps of each chain, both (R, d)."""
     d = people.gradients.shape[2]
     full, full_upper = people.gradients.mean(0), people.upper.mean()
     bias, update = torch.zeros(chains, d, dtype=torch.float64), torch.zeros(chains, d, dtype=torch.float64)
     for kappa, g, upper, _ in walk(rule, people, chains=chains, steps=steps, seed=seed):
-        mine, ideal = (kappa[:, :2, None] * g).sum(1), (kappa[:, :2, None] * full).sum(1)
+        actual, ideal = (kappa[:, :2, None] * g).sum(1), (kappa[:, :2, None] * full).sum(1)
         if rule.regularizer:  # the current loss multiplies the current gradient
-            mine = mine + 2 * kappa[:, 2:] * upper[:, None] * g[:, 1]
+            actual = actual + 2 * kappa[:, 2:] * upper[:, None] * g[:, 1]
             ideal = ideal + 2 * kappa[:, 2:] * full_upper * full[1]
-        bias += (mine - ideal) / steps
-        update += mine / steps
+        bias += (actual - ideal) / steps
+        update += actual / steps
     return bias, update
 
 
 def hotelling(samples: Tensor) -> tuple[float, float]:
-    """Is the mean of these rows (R, d) the zero vector? The p-value, and the radius of a ball around the mean that
-    covers its 95 % confidence ellipsoid."""
+    """Test whether the mean of these rows (R, d) is 0.
+
+    Returns:
+        The p-value, and the radius of a ball around the mean that contains its 95 % confidence ellipsoid.
+    """
     r, d = samples.shape
     covariance = torch.cov(samples.T) / r
     mean = samples.mean(0)
@@ -135,7 +138,7 @@ def hotelling(samples: Tensor) -> tuple[float, float]:
 
 
 def measure(rule: Rule, *, chains: int, steps: int, seed: int) -> dict[str, Any]:
-    """The bias of one rule, relative to the length of its expected update, with its 95 % confidence interval."""
+    """Return the bias of one rule relative to the norm of its expected update, with its 95 % confidence interval."""
     steps = max(steps, rule.batches_per_epoch or 0)  # whole epochs
     people = population(rule.angle, BATCH * (rule.batches_per_epoch or 32))
     biases, updates = chain_means(rule, people, chains=chains, steps=steps, seed=seed)
@@ -157,7 +160,7 @@ def measure(rule: Rule, *, chains: int, steps: int, seed: int) -> dict[str, Any]
 
 
 def p_values(rule: Rule, *, repetitions: int, chains: int, steps: int, seed: int) -> list[float]:
-    """p of many independent repetitions: uniform on [0, 1] if there is no bias."""
+    """Return the p-values of many independent repetitions, which are uniform on [0, 1] if there is no bias."""
     people = population(rule.angle, BATCH * 32)
     biases, _ = chain_means(rule, people, chains=repetitions * chains, steps=steps, seed=seed)
     return [hotelling(part)[0] for part in biases.split(chains)]

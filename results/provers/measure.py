@@ -1,8 +1,8 @@
-"""What README.md beside it tells of the provers, on a trained run: `python results/provers/measure.py RUN PART`.
+"""Measure verifiers on a trained run, for README.md in this folder: `python results/provers/measure.py RUN PART`.
 
-looser      how often raw CROWN-IBP and CROWN are looser than interval bounds, and that the cascade's answer never is
-throughput  seconds for all test images, nothing leaving early; to be run on an idle machine
-attack      attacks on what was certified at an eps, by `advibp certify` before
+looser      how often CROWN-IBP and CROWN alone are looser than interval bounds; the cascade never is
+throughput  seconds for all test images, without early exits; run it on an idle machine
+attack      attack the images that `advibp certify` has certified
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from advibp import data, open_run
 from advibp.attacks import linf_pgd
 from advibp.bounds import Box, crown, crown_ibp
-from advibp.runs.run_folder import hardware
+from advibp.execution.hardware import hardware
 from advibp.verify.ibp_margins import worst
 from advibp.verify.verifiers import Proof
 
@@ -61,7 +61,7 @@ def throughput(net: nn.Module, x: Tensor, y: Tensor, eps: float = 0.3) -> dict[s
 
 
 def attack(net: nn.Module, x: Tensor, y: Tensor, run: Path) -> dict[str, Any]:
-    """One restart of PGD-200 on every certified image, ten on the 1,000 with the smallest margins, eps by eps."""
+    """PGD-200 with one restart on each certified image, and with ten on the 1,000 smallest margins, for each eps."""
     lines = (run / "certify" / "records.jsonl").read_text().splitlines()
     records = [r for r in map(json.loads, lines) if r["verdict"] == "robust"]
     found: dict[str, Any] = {}

@@ -124,8 +124,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert "1 of 2: ibp" in said
     assert (tmp_path / "two" / "table.md").read_text().count("| ") > 10
     for bad, why in (
-        ("lr", "varies nothing"),
-        ("lr=", "varies nothing"),
+        ("lr", "has no values"),
+        ("lr=", "has no values"),
         ("lrs=1", "did you mean lr"),
         ("eps=2", "eps"),
     ):
