@@ -95,7 +95,7 @@ def test_ones_own_file_is_described(tmp_path: Path, capsys: pytest.CaptureFixtur
     np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x[:3], y_test=y[:3])
     assert call(tmp_path / "own.npz") == 0
     said = capsys.readouterr().out
-    assert "own: 6 images to train, 3 to test, 3x5x4, 3 classes" in said
+    assert "own: 6 training images, 3 test images, 3x5x4, 3 classes" in said
     counts = [tuple(map(int, re.findall(r"\d+", line))) for line in said.splitlines() if line.startswith("│")]
     assert counts == [(0, 1, 1), (1, 2, 2), (2, 3, 0)]
 
@@ -110,7 +110,7 @@ def test_ones_own_folder_is_described_by_the_names_of_its_classes(
                 Image.new("RGB", (9 + i, 9)).save(tmp_path / part / name / f"{i}.png")
     assert call(tmp_path, "--size", 8) == 0
     said = capsys.readouterr().out
-    assert "6 images to train, 2 to test, 3x8x8, 2 classes" in said
+    assert "6 training images, 2 test images, 3x8x8, 2 classes" in said
     assert re.search(r"│ 1 do\[g\] +│ 3 +│ 1 +│", said)
 
 
