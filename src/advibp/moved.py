@@ -66,7 +66,9 @@ def renamed(module: str, names: Mapping[str, str], keywords: Mapping[str, str] |
             raise AttributeError(f"module '{module}' has no attribute '{name}'")
         new = names[name]
         target = getattr(sys.modules[module], new)
-        warnings.warn(f"{module}.{name} was renamed to {module}.{new}; use the new name.", DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            f"{module}.{name} was renamed to {module}.{new}; use the new name.", DeprecationWarning, stacklevel=2
+        )
         if not keywords or not inspect.isfunction(target):
             return target
 

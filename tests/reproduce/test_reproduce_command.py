@@ -255,9 +255,7 @@ def test_stronger_verifiers_leave_no_more_open(out: Path) -> None:
         ("reproduce mnist-table --seeds -1", "integer from 0"),
     ],
 )
-def test_error_messages(
-    command: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_error_messages(command: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(f"{command} --out {tmp_path}") == 2
     printed = capsys.readouterr().err
     assert sentence in printed
