@@ -84,7 +84,7 @@ def save_npz(path: Path, x: np.ndarray, y: np.ndarray, labels: int | None = None
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data, a finished run, and everything that can be wrong."""
+    """A folder with data, a finished run, and many kinds of wrong input."""
     here = tmp_path_factory.mktemp("place")
     x, y = halves(150)
     save_npz(here / "data.npz", x, y)
@@ -134,7 +134,7 @@ def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def own_run(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of its own with the data and a finished run, to be written to."""
+    """A writable copy of the data and a finished run."""
     monkeypatch.chdir(tmp_path)
     for name in ("data.npz", "own.py", "first.png"):
         shutil.copy(place / name, tmp_path)
@@ -143,7 +143,7 @@ def own_run(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def model(run: str) -> tuple[dict[str, bytes], dict[str, object]]:
-    """The weights of a run, to the bit, and its facts."""
+    """Return the weights of a run and its facts."""
     tensors, facts = checkpoint.load(Path(run) / "model.safetensors")
     return {k: v.numpy().tobytes() for k, v in tensors.items()}, facts
 
@@ -167,15 +167,15 @@ def test_training_again_gives_the_same_weights(own_run: Path) -> None:
     assert model("again") == model("run")
 
 
-def test_the_command_in_the_summary_makes_the_run_again(own_run: Path) -> None:
+def test_command_of_the_summary_reproduces_the_run(own_run: Path) -> None:
     summary = json.loads(Path("run/summary.json").read_text())
     assert call(f"{summary['command'].removeprefix('advibp ')} --out again") == 0
     assert model("again") == model("run")
 
 
 @pytest.mark.parametrize("again", ["", "--lr 0.02", "--recipe same.yaml", "data.npz 'FC 8' --eps 1/10"])
-def test_a_finished_run_is_resumed_without_harm(again: str, own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever of its recipe is said again."""
+def test_resuming_a_finished_run_changes_nothing(again: str, own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also with options of its recipe."""
     before = model("run")
     Path("same.yaml").write_text("lr: 0.02\nramp: 1\n")
     assert call(f"train {again} --resume --out run") == 0
@@ -183,14 +183,14 @@ def test_a_finished_run_is_resumed_without_harm(again: str, own_run: Path, capsy
     assert capsys.readouterr().err == ""
 
 
-def test_a_lost_model_is_made_again_from_the_last_checkpoint(own_run: Path) -> None:
+def test_deleted_model_is_restored_from_the_last_checkpoint(own_run: Path) -> None:
     before = model("run")
     Path("run/model.safetensors").unlink()
     assert call("train --resume --out run") == 0
     assert model("run") == before
 
 
-def test_several_provers_say_who_decided(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_of_several_verifiers(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     every = "ibp crown-ibp crown deepz alpha-crown"
     options = f"--eps 0.05 --by {every} --attack apgd --steps 5 --sample 12 --workers 2 --threads 1"
     assert call(f"certify run {options}") == 0
@@ -213,7 +213,7 @@ def test_radii(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("certify run --radius --sample 3") == 2
 
 
-def test_certifying_twice_says_the_same_and_computes_once(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_certifying_twice_reuses_the_verdicts(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = []
     for _ in range(2):
         assert call("certify run --eps 0.05 8/255 --steps 10 --limit 30 --threads 1") == 0
@@ -243,7 +243,7 @@ def test_the_attack_is_never_weaker_than_no_attack(own_run: Path, capsys: pytest
         assert torch.equal(net(tensors["x_adv"]).argmax(1) != test.y, tensors["broken"])
 
 
-def test_an_image_file_is_predicted_like_the_test_image_it_shows(
+def test_image_file_is_predicted_like_the_test_image(
     own_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call("predict run test:0 first.png test:1") == 0
@@ -257,8 +257,8 @@ def test_an_image_file_is_predicted_like_the_test_image_it_shows(
     assert re.search(r"proved for every change of up to eps 0\.\d+|not proved", first)
 
 
-def test_the_radius_that_is_printed_was_proved(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Rounding to the nearest would print radii that nothing was proved for."""
+def test_printed_radius_is_certified(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Radii are rounded down; rounding to nearest could print radii that are not certified."""
     assert call("predict run " + " ".join(f"test:{i}" for i in range(8))) == 0
     run = open_run("run")
     net = run.net
@@ -270,7 +270,7 @@ def test_the_radius_that_is_printed_was_proved(own_run: Path, capsys: pytest.Cap
             assert float(ibp_margins.lower_margin(net, x[i : i + 1], label, float(found[1]))) > 0
 
 
-def test_a_network_of_ones_own(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_network(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(f"train data.npz own.py:good {OPTIONS} --out own") == 0
     assert call("certify own --net own.py:good --steps 5 --limit 5") == 0
     assert call("predict own test:3 --net own.py:good") == 0
@@ -292,7 +292,7 @@ def test_a_network_of_ones_own(own_run: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("command", ["", "train", "certify", "attack", "predict", "nets", "methods", "recipes"])
-def test_help_is_there(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(f"{command} --help") == 0
     out, err = capsys.readouterr()
     assert out.startswith("usage: advibp")
@@ -322,7 +322,7 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("--version") == 0
 
 
-def test_paths_are_shown_whole_whatever_they_look_like(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_special_characters_in_paths_are_printed(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = "[bold] and [/odd] " + 30 * "long"
     assert call(f"{TRAIN} --out '{name}'") == 0
     assert f"-> {name}\n" in capsys.readouterr().out
@@ -341,13 +341,13 @@ def test_paths_are_shown_whole_whatever_they_look_like(own_run: Path, capsys: py
     normalize=st.booleans(),
     net=st.sampled_from(["dm-small", "Conv 3 2x2+1, FC 4", "a folder/own.py:make"]),
 )
-def test_the_command_of_a_recipe_says_all_of_it(milestones: list[str | float], **options: object) -> None:
+def test_command_of_a_recipe_is_complete(milestones: list[str | float], **options: object) -> None:
     recipe = Recipe.load(**options, lr_milestones=milestones)
     args = vars(cli.parser().parse_args(shlex.split(recipe.command())[1:]))
     assert Recipe.load(**{k: args[k] for k in recipe.as_dict() if args[k] is not None}) == recipe
 
 
-def test_ctrl_c_is_no_mistake(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -359,7 +359,7 @@ def test_ctrl_c_is_no_mistake(here: Path, monkeypatch: pytest.MonkeyPatch, capsy
 # What does not
 
 
-# What is wrong: the command, and a word of what must be said about it.
+# By name of the problem: the command, and a part of the error message.
 MISTAKES = {
     "truncated idx file": (f"train idx 'FC 8' {OPTIONS} --out new", "truncated"),
     "labels that do not fit": (f"train labels.npz 'FC 8' {OPTIONS} --out new", "149 labels"),
@@ -464,7 +464,7 @@ def is_one_plain_sentence(said: str) -> bool:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_in_one_line(mistake: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_message_is_one_line(mistake: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command, word = MISTAKES[mistake]
     before = snapshot(here)
     assert call(command) == 2
@@ -474,7 +474,7 @@ def test_a_mistake_is_told_in_one_line(mistake: str, here: Path, capsys: pytest.
     assert snapshot(here) == before
 
 
-def test_a_mistake_is_told_in_one_line_by_the_program(here: Path) -> None:
+def test_error_message_of_a_process_is_one_line(here: Path) -> None:
     command, word = MISTAKES["labels that do not fit"]
     argv = [sys.executable, "-m", "advibp.cli", *shlex.split(command)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)

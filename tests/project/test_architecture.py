@@ -15,6 +15,6 @@ def test_imports_keep_to_the_contracts(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_no_module_has_a_name_that_says_nothing() -> None:
+def test_no_module_has_a_generic_name() -> None:
     vague = {"manager", "managers", "helper", "helpers", "util", "utils", "common", "misc"}
     assert not [path for path in (ROOT / "src").rglob("*.py") if path.stem in vague]

@@ -47,14 +47,14 @@ def refused(call: Callable[[], object], word: str) -> None:
 
 
 class Stream(IterableDataset[tuple[Tensor, int]]):
-    """No index, no length."""
+    """A data set without __getitem__ and __len__."""
 
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:
         raise NotImplementedError
 
 
 class Opaque:
-    """Neither a number nor a sequence."""
+    """An object that is neither a number nor a sequence."""
 
     def __repr__(self) -> str:
         return "Opaque"
@@ -72,7 +72,7 @@ NETS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("kind", NETS)
-def test_a_network_that_is_none(kind: str) -> None:
+def test_invalid_network(kind: str) -> None:
     net, word = NETS[kind]
     refused(lambda: certify(net, (X, Y), 0.1, attack=QUICK), word)
     refused(lambda: radii(net, (X, Y)), word)  # type: ignore[arg-type]
@@ -117,7 +117,7 @@ IMAGES: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 @pytest.mark.parametrize("kind", IMAGES)
-def test_images_that_are_none(kind: str) -> None:
+def test_invalid_images(kind: str) -> None:
     given, word = IMAGES[kind]
     refused(lambda: certify(network(), *given, attack=QUICK), word)
 
@@ -135,7 +135,7 @@ RADII: list[Any] = [
 
 
 @pytest.mark.parametrize("eps", RADII, ids=repr)
-def test_radii_that_are_none(eps: Any) -> None:
+def test_invalid_radii(eps: Any) -> None:
     refused(lambda: certify(network(), (X, Y), eps, attack=QUICK), "eps is")
 
 
@@ -153,7 +153,7 @@ def test_radii_that_are_none(eps: Any) -> None:
         ("out", [3, "a\0b", ["folder"], "/proc/new/folder", b"folder"]),
     ],
 )
-def test_options_that_are_none(option: str, values: list[Any]) -> None:
+def test_invalid_options(option: str, values: list[Any]) -> None:
     for value in values:
         refused(lambda: certify(network(), (X, Y), 0.1, **{"attack": QUICK, option: value}), "")  # noqa: B023
 
@@ -176,7 +176,7 @@ def test_the_signature_of_certify_names_every_option() -> None:
     assert documented == [p.name for p in parameters]
 
 
-def test_a_file_in_the_place_of_a_folder(tmp_path: Path) -> None:
+def test_file_instead_of_a_folder(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("in the way")
     for out in (file, file / "below", str(file)):
@@ -194,7 +194,7 @@ def test_a_file_in_the_place_of_a_folder(tmp_path: Path) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_an_attack_that_is_none(options: dict[str, Any]) -> None:
+def test_invalid_attack(options: dict[str, Any]) -> None:
     refused(lambda: Attack(**options), "is not an attack")
 
 
@@ -208,7 +208,7 @@ def test_training_without_a_data_set_says_how_to_make_one(data: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [{"recipe": 3}, {"method": 3}, {"eps": [0.1]}, {"show": 3}, {"out": 3}], ids=str)
-def test_options_of_a_training_that_are_none(options: dict[str, Any]) -> None:
+def test_invalid_training_options(options: dict[str, Any]) -> None:
     data = from_tensors(X, Y, X, Y, validation=2)
     refused(lambda: train(network(), data, **{"eps": 0.1, **options}), next(iter(options)))
 
@@ -227,7 +227,7 @@ LABELS = {
 
 
 @pytest.mark.parametrize("kind", LABELS)
-def test_labels_that_are_none(kind: str) -> None:
+def test_invalid_labels(kind: str) -> None:
     net, box = network(), Box.ball(X, 0.1)
     bounds = crown(net, box)
     asked: list[Callable[[Any], object]] = [bounds.margins, bounds.interval_margins]
@@ -239,7 +239,7 @@ def test_labels_that_are_none(kind: str) -> None:
 
 
 @pytest.mark.parametrize("tolerance", ["x", -1.0, math.nan, None, True])
-def test_a_tolerance_that_is_none(tolerance: Any) -> None:
+def test_invalid_tolerance(tolerance: Any) -> None:
     refused(lambda: largest_proved_eps(network(), X, Y, tolerance=tolerance), "tolerance is")
 
 
@@ -248,7 +248,7 @@ def test_a_ball_without_a_radius(eps: Any) -> None:
     refused(lambda: Box.ball(X, eps), "eps must be")
 
 
-def test_a_place_that_is_none() -> None:
+def test_invalid_path() -> None:
     refused(lambda: advibp.open_run(3), "path is 3")  # type: ignore[arg-type]
     refused(lambda: advibp.data.load(3), "data set is a int")  # type: ignore[arg-type]
 

@@ -53,7 +53,7 @@ def train(data: str = "data.npz", net: str = "FC 8", more: str = "") -> str:
 
 
 class Evil:
-    """Unpickled, it writes a file."""
+    """Writes a file when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return open, ("executed", "w")
@@ -94,7 +94,7 @@ def evil():
 
 
 def deflated(head: bytes, zeros: int) -> bytes:
-    """`head` and so many megabytes of zeros, as raw deflate makes them; they need not be unpacked to be packed."""
+    """Return `head` and so many megabytes of zeros in raw deflate format, without allocating them."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     first = packer.compress(head) + packer.flush(zlib.Z_FULL_FLUSH)
     block = packer.compress(bytes(2**20)) + packer.flush(zlib.Z_FULL_FLUSH)
@@ -118,7 +118,7 @@ def zip_bomb(path: Path, parts: dict[str, np.ndarray]) -> None:
 
 
 def lying_npz(path: Path, parts: dict[str, np.ndarray]) -> None:
-    """An .npz whose x_train promises a petabyte and holds nothing."""
+    """An .npz whose x_train declares a petabyte but has no data."""
     np.savez(path, **{k: v for k, v in parts.items() if k != "x_train"})
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("x_train.npy", npy_head((2**46, 4, 4)))
@@ -222,7 +222,7 @@ def original_files(here: Path, x: np.ndarray, y: np.ndarray) -> None:
 
 
 def picture_files(here: Path, x: np.ndarray) -> None:
-    """Folders of images with something wrong in each, and images to be predicted."""
+    """Folders of images with one problem each, and images to predict."""
 
     def folder(name: str, table: str | None = None) -> Path:
         for i in range(40):
@@ -258,7 +258,7 @@ def picture_files(here: Path, x: np.ndarray) -> None:
 
 
 def laughs(depth: int = 30) -> str:
-    """Nine lists of nine lists of nine lists ... in a kilobyte."""
+    """YAML of a kilobyte that expands to deeply nested lists of nine lists each."""
     lines = ["l0: &l0 [ha, ha, ha, ha, ha, ha, ha, ha, ha]"]
     lines += [f"l{i}: &l{i} [{', '.join(9 * [f'*l{i - 1}'])}]" for i in range(1, depth)]
     return "\n".join(lines)
@@ -288,7 +288,7 @@ EDITED = {
 
 
 def damaged_runs(here: Path) -> None:
-    """Copies of a finished run, each with one thing wrong."""
+    """Copies of a finished run, each with one problem."""
 
     def copy(name: str) -> Path:
         shutil.copytree(here / "run", here / name)
@@ -329,7 +329,7 @@ def damaged_runs(here: Path) -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a finished run, and everything that can be wrong."""
+    """A folder with a finished run and many kinds of wrong input."""
     here = tmp_path_factory.mktemp("place")
     x, y = halves(150)
     npz_files(here, x, y)
@@ -513,7 +513,7 @@ def snapshot(folder: Path) -> dict[Path, tuple[int, int, int]]:
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """Little time and little memory."""
+    """Limit time and memory."""
 
     def too_long(*_: Any) -> None:
         pytest.fail(f"took more than {PATIENCE} seconds")
@@ -531,7 +531,7 @@ def bounded() -> Iterator[None]:
 
 @pytest.fixture
 def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """That folder, which is the current one and holds the first of all programs; nobody is at the other end."""
+    """The folder as current folder, without a network connection."""
     monkeypatch.chdir(place)
     monkeypatch.setenv("PATH", f"{place}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("ADVIBP_MIRROR", "http://127.0.0.1:9")
@@ -541,7 +541,7 @@ def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_bad_input_is_told_in_one_line_and_does_no_harm(
+def test_bad_input_has_a_message_of_one_line_and_no_side_effects(
     kind: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command, word = BAD[kind]
@@ -575,10 +575,10 @@ def test_a_set_too_small_for_validation_can_be_certified(here: Path, tmp_path: P
 ESCAPE = "\x1b[31m\x1b]0;title\x07\x9b2J\u202e"
 
 
-def test_no_escape_of_a_file_reaches_the_terminal(
+def test_escape_sequences_are_not_printed(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From a recipe, the name of a file, a class, a run, and from what is complained of."""
+    """From recipes, file names, class names, run names and error messages."""
     monkeypatch.chdir(tmp_path)
     run = tmp_path / f"run{ESCAPE}"
     shutil.copytree(here / "run", run)
@@ -623,7 +623,7 @@ def test_no_escape_of_a_file_reaches_the_terminal(
 
 @pytest.fixture
 def evil_mirror() -> Iterator[str]:
-    """A web server that sends an archive with a name that leaves, whatever it is asked for."""
+    """A web server that sends an archive with a path outside of its folder for every request."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as tar:
         tar.addfile(member("../../executed"))
@@ -644,7 +644,7 @@ def evil_mirror() -> Iterator[str]:
         server.shutdown()
 
 
-def test_a_mirror_that_sends_something_else_is_told_in_one_line(
+def test_mirror_with_wrong_files(
     evil_mirror: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ADVIBP_MIRROR", evil_mirror)

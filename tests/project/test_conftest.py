@@ -1,4 +1,4 @@
-"""The examples of a test are the same in every run, whatever was loaded before it."""
+"""The examples of a test are the same in every run, whichever modules are loaded."""
 
 from __future__ import annotations
 

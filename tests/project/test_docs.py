@@ -113,7 +113,7 @@ def prose(page: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_block_is_of_a_kind(page: Path) -> None:
-    """A fence that is misspelt, or of no kind, would silently be left out."""
+    """A fence with a misspelled or missing language would silently be skipped."""
     found = blocks(page)
     fences = len(re.findall(r"^ *(?:```|~~~)", page.read_text("utf-8"), re.MULTILINE))
     assert fences == 2 * len(found)
@@ -128,7 +128,7 @@ def test_pages_have_something_to_run() -> None:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that is trained, certified and attacked, for pages that begin with one."""
+    """A run that is trained, certified and attacked, for pages that start with one."""
     run = tmp_path_factory.mktemp("docs") / "run"
     typed = f"train mnist dm-small --eps 0.1 --stage-epochs 0.5 --out {run} {TINY}"
     assert cli.main(typed.split()) == 0
@@ -138,7 +138,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def taught() -> Iterator[None]:
-    """Rules that a page adds are forgotten again."""
+    """Remove the rules that a page adds."""
     rules = dict(Box.rules)
     yield
     Box.rules.clear()
@@ -146,7 +146,7 @@ def taught() -> Iterator[None]:
 
 
 class Reader:
-    """Someone who follows a page: writes its files, runs its code, types its commands."""
+    """Follows a page: writes its files, runs its code and its commands."""
 
     def __init__(self, page: Path, folder: Path, trained: Path) -> None:
         self.page, self.folder, self.trained = page, folder, trained
@@ -260,7 +260,7 @@ GIVEN: dict[str, Callable[[Path, Path], None]] = {
 
 
 def parsed(words: list[str]) -> Any:
-    """What the command line understands of them; a wrong option ends the test with its complaint."""
+    """Parse the arguments; a wrong option fails the test."""
     args = cli.parser().parse_args(words)
     if words[0] == "reproduce":
         assert args.name in PLANS
@@ -278,7 +278,7 @@ def extras() -> set[str]:
 
 
 def shorter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python has no options to add: trainings of many epochs take two, and data sets are small."""
+    """Shorten Python examples: two epochs per training, and small data sets."""
     load, train = advibp.data.load, advibp.train
 
     def short_load(source: Any, **options: Any) -> Any:
@@ -343,7 +343,7 @@ def known() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_are_valid(page: Path) -> None:
     assert not [link for link in LINK.findall(prose(page)) if not (page.parent / link).exists()]
 
 
@@ -385,7 +385,7 @@ def test_generated_tables_are_up_to_date(page: Path) -> None:
 
 
 class Links(HTMLParser):
-    """What a page of the site points to, what it loads, and the names in it."""
+    """Links, loaded resources and anchors of a page of the site."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -404,8 +404,8 @@ class Links(HTMLParser):
             self.loaded.append(url)
 
 
-def test_site_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It builds without a warning, every link leads to a place, and no page loads anything from elsewhere."""
+def test_site_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It builds without warnings, all links are valid, and no page loads external resources."""
     monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

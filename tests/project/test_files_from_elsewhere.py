@@ -69,7 +69,7 @@ def test_verdicts_are_those_of_certify(place: Path, capsys: pytest.CaptureFixtur
             assert any(bool((c @ told.double() + d <= 0).all()) for c, d in case.disjuncts)
 
 
-def test_the_answer_can_be_kept(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_result_file(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     net, prop, _ = instances(place)[0]
     assert call(f"certify --onnx {net} --vnnlib {prop} --result {place}/answer.txt") == 0
     assert (place / "answer.txt").read_text().splitlines()[0] == capsys.readouterr().out.strip().splitlines()[-1]
@@ -92,7 +92,7 @@ def test_the_answer_can_be_kept(place: Path, capsys: pytest.CaptureFixture[str])
         ("certify --onnx {0}/net.onnx --vnnlib {1} --result {0}", "free or name another place"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_the_word_error(
+def test_error_message_and_last_line(
     place: Path, command: str, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(command.format(place, instances(place)[0][1])) == 2
@@ -102,7 +102,7 @@ def test_a_mistake_is_one_sentence_and_the_word_error(
     assert err.count("\n") == 1
 
 
-def test_a_mistake_of_ours_is_an_error_too(
+def test_bug_is_reported_as_error(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object, **__: object) -> None:
@@ -115,7 +115,7 @@ def test_a_mistake_of_ours_is_an_error_too(
     assert "no memory" in err
 
 
-def test_the_time_is_kept_by_what_does_not_look_at_the_clock(
+def test_timeout_of_code_that_does_not_check_the_time(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("advibp.cli.property_command.decide", lambda *_, **__: time.sleep(600))
@@ -127,7 +127,7 @@ def test_the_time_is_kept_by_what_does_not_look_at_the_clock(
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
-def test_what_never_holds_is_said_to_be_so(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_contradictory_property(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     text = Path(instances(place)[0][1]).read_text()
     (tmp_path / "p.vnnlib").write_text(text + "(assert (>= X_3 5))\n")
     assert call(f"certify --onnx {place}/net.onnx --vnnlib {tmp_path}/p.vnnlib") == 0
@@ -140,6 +140,6 @@ def test_a_radius_of_0_is_not_the_one_of_the_run(place: Path, tmp_path: Path) ->
     assert call(f"export {place}/run --onnx {tmp_path}/net.onnx --vnnlib {tmp_path}/props --eps 0") == 2
 
 
-def test_certify_wants_something(capsys: pytest.CaptureFixture[str]) -> None:
+def test_certify_without_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("certify --eps 0.1") == 2
     assert "folder of a run, or --onnx" in capsys.readouterr().err

@@ -27,7 +27,7 @@ Stories = dict[str, list[dict[str, Any]]]
 
 
 def play(kind: str, work: Path) -> Stories:
-    """What happened on a disk of half a megabyte, or where files may not grow."""
+    """Return the results on a disk of half a megabyte, or with a limit on file sizes."""
     command = [sys.executable, str(SMALL_DISK), kind, str(work)]
     if kind == "disk":
         if not shutil.which("unshare"):
@@ -46,8 +46,8 @@ def is_one_sentence(said: str, reason: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["disk", "limit"])
-def test_a_full_disk_is_told_in_one_sentence_and_loses_nothing(kind: str, tmp_path: Path) -> None:
-    """No traceback, neither from a thread nor at the exit; and in the end a run like an undisturbed one, to the bit."""
+def test_full_disk_has_a_message_of_one_line_and_loses_nothing(kind: str, tmp_path: Path) -> None:
+    """There is no traceback, and the final run equals an undisturbed one bit by bit."""
     stories = play(kind, tmp_path)
     for story in (*stories["train"], *stories["certify"]):
         for said in (story["full"], story["still_full"]):
@@ -62,7 +62,7 @@ def test_a_full_disk_is_told_in_one_sentence_and_loses_nothing(kind: str, tmp_pa
 
 
 def got_full_at_different_moments(stories: Stories) -> None:
-    """Before the first checkpoint and after some; before the first record, amid a batch of 80, after some."""
+    """The disk is full before and after the first checkpoint, and before, within and after a batch of 80 records."""
     assert len({story["steps"][0] for story in stories["train"]}) >= 3
     counts = {story["records"][0] for story in stories["certify"]}
     assert 0 in counts
@@ -75,7 +75,7 @@ def got_full_at_different_moments(stories: Stories) -> None:
 
 @contextmanager
 def files_of(size: int) -> Iterator[None]:
-    """No file may grow beyond this."""
+    """Limit the size of files."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -85,7 +85,7 @@ def files_of(size: int) -> Iterator[None]:
 
 
 def logged(folder: Path) -> list[tuple[int, str]]:
-    """Step and tag of every scalar, checksums and all."""
+    """Return step and tag of each scalar, after comparing checksums."""
     raw, at, found = b"".join(p.read_bytes() for p in folder.iterdir()), 0, []
     while at < len(raw):
         (length,) = struct.unpack_from("<Q", raw, at)
@@ -114,7 +114,7 @@ def test_events_wait_until_there_is_room(room: int, tmp_path: Path, capsys: pyte
     assert capsys.readouterr().err == ""
 
 
-def test_events_that_never_were_written_are_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_message_about_events_that_could_not_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "events").write_text("in the way")
     events = Events(tmp_path / "events", 3)
     events.log(metrics(4))

@@ -1,4 +1,4 @@
-"""The tree of tests mirrors that of the package, and file names are unique."""
+"""The tree of tests mirrors the package, and file names are unique."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE, TESTS = ROOT / "src" / "advibp", ROOT / "tests"
-#: Tests of the whole repository, and what tests share.
+#: Tests of the whole repository, and code that tests share.
 ELSEWHERE = {"project", "helpers"}
 
 
-def test_every_test_lies_where_the_code_does() -> None:
-    """A test file is named after a module of its folder's twin, or after that folder, and may say more behind it."""
+def test_tests_mirror_the_package() -> None:
+    """A test file has the name of a module, or of the folder, in the package, optionally with a suffix."""
     stray = []
     for path in TESTS.rglob("test_*.py"):
         place = path.parent.relative_to(TESTS)
@@ -25,16 +25,16 @@ def test_every_test_lies_where_the_code_does() -> None:
     assert not stray
 
 
-def test_no_two_modules_have_one_name() -> None:
+def test_module_names_are_unique() -> None:
     names = Counter(path.name for path in PACKAGE.rglob("*.py") if not path.name.startswith("__"))
     assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_few_modules_lie_at_the_top() -> None:
+def test_few_top_level_modules() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= 8
 
 
-def test_tests_share_code_by_helpers_alone() -> None:
+def test_tests_share_code_only_in_helpers() -> None:
     """No test module imports another one."""
     importing = [
         f"{path.relative_to(ROOT)}: {line}"

@@ -24,30 +24,30 @@ REPOSITORY = importlib.util.spec_from_file_location("docs_repository", DOCS / "h
 
 
 def _anchors(text: str) -> set[str]:
-    """The headings as links name them, in a repository and on the site alike."""
+    """Return the anchors of headings, which are the same in the repository and on the site."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_every_reference_is_read() -> None:
+def test_references_are_found() -> None:
     paper = TEXT[DOCS / "paper.md"]
     assert len(re.findall(r"`([\w/]+)\.py: ([\w.]+)`", paper)) == paper.count(".py: ") > 0
 
 
 @pytest.mark.parametrize(("module", "name"), sorted(NAMED))
-def test_what_a_page_names_exists(module: str, name: str) -> None:
+def test_referenced_names_exist(module: str, name: str) -> None:
     home = importlib.import_module(f"advibp.{module.replace('/', '.')}")
     functools.reduce(_member, name.split("."), home)
 
 
 def _member(owner: object, name: str) -> object:
-    """An attribute, or a field of a data class, which has none without a default."""
+    """Return whether a class has an attribute; dataclass fields without a default are not attributes."""
     fields = getattr(owner, "__dataclass_fields__", {})
     return getattr(owner, name) if hasattr(owner, name) else fields[name]
 
 
 @pytest.mark.parametrize(("module", "name"), sorted(NAMED))
-def test_the_line_of_what_a_page_names(module: str, name: str) -> None:
+def test_lines_of_referenced_names(module: str, name: str) -> None:
     assert REPOSITORY is not None
     assert REPOSITORY.loader is not None
     hook = importlib.util.module_from_spec(REPOSITORY)
@@ -58,7 +58,7 @@ def test_the_line_of_what_a_page_names(module: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("file", "path", "anchor"), LINKS)
-def test_links_lead_somewhere(file: str, path: str, anchor: str) -> None:
+def test_links_are_valid(file: str, path: str, anchor: str) -> None:
     target = (DOCS / file).parent / path if path else DOCS / file
     assert target.exists()
     assert not anchor or anchor in _anchors(target.read_text("utf-8"))

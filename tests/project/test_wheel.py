@@ -1,4 +1,4 @@
-"""The wheel stands alone: it holds its data, and works where there is no source tree."""
+"""The wheel contains its data and works without the source tree."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(installed: Path, cwd: Path, code: str) -> str:
-    """Run ``code`` without the current folder, the environment or an editable install getting in between."""
+    """Run ``code`` without the current folder, environment variables and editable installs."""
     start = f"""
 import sys
 sys.path.insert(0, {str(installed)!r})
@@ -52,7 +52,7 @@ assert list(advibp.__path__) == [{str(installed / "advibp")!r}], advibp.__path__
     return done.stdout
 
 
-def test_wheel_holds_code_types_images_and_recipes(wheel: Path) -> None:
+def test_wheel_contains_code_types_images_and_recipes(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     source = ROOT / "src"

@@ -27,7 +27,7 @@ def folder(trained: dict[str, Path], tmp_path: Path) -> Path:
     return copy
 
 
-def test_all_that_a_run_left_is_read(trained: dict[str, Path]) -> None:
+def test_read_run(trained: dict[str, Path]) -> None:
     run = read_run(trained["first"])
     assert (run.name, run.recipe["method"], run.recipe["eps"]) == ("first", "advibp", 0.05)
     assert run.summary is not None
@@ -39,7 +39,7 @@ def test_all_that_a_run_left_is_read(trained: dict[str, Path]) -> None:
     assert run.last.attack == "pgd steps=10 step=0.1eps restarts=1 loss=ce random start"
 
 
-def test_errors_lie_in_order_and_follow_from_the_verdicts(trained: dict[str, Path]) -> None:
+def test_errors_are_ordered_and_follow_from_the_verdicts(trained: dict[str, Path]) -> None:
     for name in ("first", "second"):
         certified = read_run(trained[name]).last
         assert certified is not None
@@ -53,7 +53,7 @@ def test_errors_lie_in_order_and_follow_from_the_verdicts(trained: dict[str, Pat
             assert set(counts) <= set(VERDICTS)
 
 
-def test_numbers_alone_say_the_same_as_the_records(trained: dict[str, Path]) -> None:
+def test_summary_and_records_agree(trained: dict[str, Path]) -> None:
     whole, bare = read_run(trained["first"]).last, read_run(trained["bare"]).last
     assert whole is not None
     assert bare is not None
@@ -78,7 +78,7 @@ def test_a_run_that_has_just_begun(folder: Path) -> None:
     assert run.last is None
 
 
-def test_half_a_line_is_passed_over_and_a_later_line_wins(folder: Path) -> None:
+def test_incomplete_line_is_skipped_and_later_lines_win(folder: Path) -> None:
     records = folder / "certify" / "records.jsonl"
     first = json.loads(records.read_text().splitlines()[0])
     del first["checksum"]
@@ -126,7 +126,7 @@ _PERCENT = {"standard_error": 1, "pgd_error": 2, "verified_error": 3}
         ("metrics.jsonl", '{"epoch": Infinity}\n'),
     ],
 )
-def test_what_is_damaged_is_named(trained: dict[str, Path], tmp_path: Path, file: str, said: str) -> None:
+def test_damaged_file_is_named(trained: dict[str, Path], tmp_path: Path, file: str, said: str) -> None:
     folder = tmp_path / "damaged"
     shutil.copytree(trained["bare"], folder)
     (folder / file).write_text(said)
@@ -149,7 +149,7 @@ def test_what_is_damaged_is_named(trained: dict[str, Path], tmp_path: Path, file
         {"seconds": "nan"},
     ],
 )
-def test_a_record_of_another_kind_is_damage(folder: Path, change: dict[str, Any]) -> None:
+def test_invalid_record_is_refused(folder: Path, change: dict[str, Any]) -> None:
     records = folder / "certify" / "records.jsonl"
     first, *others = records.read_text().splitlines(keepends=True)
     said = json.loads(first)
@@ -165,7 +165,7 @@ def test_a_folder_without_a_recipe_is_no_run(tmp_path: Path) -> None:
 
 
 def test_records_of_an_earlier_network_are_not_counted(folder: Path) -> None:
-    """The same folder after the network was trained on, and some images of one eps were certified again."""
+    """The same folder after more training, and after some images of one eps were certified again."""
     records = folder / "certify" / "records.jsonl"
     file = RecordFile.open(records)
     old = [replace(record, weights="") for record in file.records.values() if record.eps == 0.05]
@@ -179,10 +179,10 @@ def test_records_of_an_earlier_network_are_not_counted(folder: Path) -> None:
     assert certified.errors(0.05).images == 10
 
 
-def test_certificates_of_other_weights_are_left_out_and_told(
+def test_certificates_of_other_weights_are_omitted_with_a_message(
     folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Also where only the summary is kept; without weights there is nothing to compare with."""
+    """Also if there is only a summary. Without weights nothing is compared."""
     tensors, facts = checkpoint.load(folder / "model.safetensors")
     changed = {name: 1.01 * tensor if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     checkpoint.save(folder / "model.safetensors", changed, facts)
@@ -206,7 +206,7 @@ def test_certificates_of_other_weights_are_left_out_and_told(
     assert len(read_run(folder).certified) == 1
 
 
-def test_a_weaker_attack_does_not_take_the_credit_of_a_stronger_one(
+def test_attack_of_earlier_records_is_described(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = read_run(folder).last
@@ -225,8 +225,8 @@ def test_a_weaker_attack_does_not_take_the_credit_of_a_stronger_one(
     assert any("steps=10 " in name for name in after.summary["attacks"])
 
 
-def test_a_later_question_does_not_credit_ibp_with_the_proofs_of_others(folder: Path) -> None:
-    """What crown proved stands when ibp alone is asked; it is still crown's, with records and without."""
+def test_proofs_are_attributed_to_their_verifier(folder: Path) -> None:
+    """Proofs by CROWN stay CROWN's after a later call with only IBP, with records and without."""
     before = read_run(folder).last
     assert before is not None
     crown = sum(d.images for d in before.flow(0.01) if (d.by, d.verdict) == ("crown", "robust"))

@@ -33,7 +33,7 @@ def images() -> Data:
 
 
 class Ask(Silent):
-    """Sends this very process a signal after some step."""
+    """Sends a signal to this process after a step."""
 
     def __init__(self, number: int, step: int) -> None:
         self.number, self.at = number, step
@@ -49,8 +49,8 @@ def run(out: Path | None, show: Silent, resume: bool = False) -> Run:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("step", [1, 4, 5, 7, 18])
-def test_a_run_that_was_asked_to_stop_goes_on_as_if_it_had_not(number: int, step: int, tmp_path: Path) -> None:
-    """In the first epoch, at the last step of one, at the first of another, in the joint phase."""
+def test_stopped_run_continues_as_if_undisturbed(number: int, step: int, tmp_path: Path) -> None:
+    """In the first epoch, at the last and first step of an epoch, and in the joint phase."""
     handlers = [signal.getsignal(n) for n in StopRequest.SIGNALS]
     with pytest.raises(Stopped, match=r"continue with: advibp.train\(..., out='.*run', resume=True\)") as stopped:
         run(tmp_path / "run", Ask(number, step))
@@ -77,7 +77,7 @@ def test_nothing_of_the_step_is_lost(tmp_path: Path) -> None:
     assert count.steps == 20 - 7
 
 
-def test_the_last_step_needs_no_second_start(tmp_path: Path) -> None:
+def test_signal_at_the_last_step(tmp_path: Path) -> None:
     assert run(tmp_path / "run", Ask(signal.SIGTERM, 20)).summary["epochs"] == 4
 
 
@@ -86,7 +86,7 @@ def test_message_without_a_folder() -> None:
         run(None, Ask(signal.SIGINT, 3))
 
 
-def test_a_second_signal_is_the_callers_own() -> None:
+def test_second_signal_is_not_caught() -> None:
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.signal == signal.SIGINT
@@ -94,7 +94,7 @@ def test_a_second_signal_is_the_callers_own() -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_another_thread_catches_nothing() -> None:
+def test_signals_are_not_caught_in_other_threads() -> None:
     found: list[object] = []
 
     def inside() -> None:
@@ -138,7 +138,7 @@ def test_on_the_command_line(
     assert cli.main(again) == 0
 
 
-def test_a_signal_before_the_first_step_is_heeded_too(tmp_path: Path) -> None:
+def test_signal_before_the_first_step(tmp_path: Path) -> None:
     class AskFirst(Silent):
         def start(self, training: Training, history: list[dict[str, Any]]) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -164,7 +164,7 @@ def test_a_folder_is_trained_by_one_process_at_a_time(tmp_path: Path) -> None:
     run(tmp_path / "run", Silent(), resume=True)
 
 
-def test_what_a_kill_left_half_written_is_swept_away(tmp_path: Path) -> None:
+def test_temporary_files_are_removed(tmp_path: Path) -> None:
     run(tmp_path / "run", Silent())
     left = [
         tmp_path / "run" / ".metrics.jsonl.12345",

@@ -1,4 +1,4 @@
-"""Several runs in one table: what varies, what is reused, what an interrupted sweep goes on with."""
+"""Sweeps: combinations, reused runs, interrupted sweeps."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def test_combinations(vary: dict[str, list[int]]) -> None:
     assert all(len(change) == 1 for change in alone[1:])
 
 
-def test_names_are_those_of_folders() -> None:
+def test_run_names() -> None:
     assert run_name({}) == "base"
     assert run_name({"method": "advibp", "lr": 0.1}) == "advibp-lr-0.1"
     assert "/" not in run_name({"weights": "a/b c"})
 
 
-def test_a_sweep_is_a_table_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_sweep_writes_a_table_and_continues(tmp_path: Path) -> None:
     changes = combinations({"method": ["standard", "advibp"], "seed": [0, 1]})
     with pytest.raises(Stop):
         run(tmp_path, changes, StopAt(epoch=2))
@@ -79,7 +79,7 @@ def test_a_sweep_is_a_table_and_goes_on_where_it_stopped(tmp_path: Path) -> None
     assert markdown(table(rows)).count("\n") == 10
 
 
-def test_networks_are_judged_on_the_images_that_were_asked_for(tmp_path: Path) -> None:
+def test_split_of_the_evaluation(tmp_path: Path) -> None:
     data = halves()
     for split, images in (("test", data.test), ("validation", data.validation)):
         look = Evaluation(eps=(0.1,), attack=Attack(steps=2), split=split)
@@ -89,13 +89,13 @@ def test_networks_are_judged_on_the_images_that_were_asked_for(tmp_path: Path) -
         assert len(lines) == len(images.y)
 
 
-def test_a_run_with_other_options_is_not_taken_for_this_one(tmp_path: Path) -> None:
+def test_run_with_other_options_is_not_reused(tmp_path: Path) -> None:
     run(tmp_path, [{"seed": 0}])
     (row,) = run(tmp_path, [{"seed": 0}], lr=0.1)
     assert "was started with lr = 0.002, not 0.1" in row["failed"]
 
 
-def test_a_run_that_fails_has_a_row_that_says_why(tmp_path: Path) -> None:
+def test_failed_run_has_a_row_with_the_reason(tmp_path: Path) -> None:
     rows = run(tmp_path, [{"lr": 1e9, "max_loss": 1e-3}, {"lr": 0.01}])
     assert "diverged" in rows[0]["failed"]
     assert "percent" in rows[1]
@@ -136,8 +136,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_what_is_varied_is_what_is_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Data too; and methods and networks of one's own."""
+def test_vary_data_methods_and_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Including the user's own methods and networks."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n"

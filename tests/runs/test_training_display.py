@@ -27,7 +27,7 @@ SOMETIMES = ("loss_lower", "loss_upper", "kappa_lower", "kappa_upper", "angle")
 
 
 @given(seconds=st.floats(0, 1e7))
-def test_a_clock_says_the_time_to_the_second(seconds: float) -> None:
+def test_clock_is_exact_to_the_second(seconds: float) -> None:
     said = clock(seconds)
     assert re.fullmatch(r"(\d+:)?\d?\d:\d\d", said)
     parts = [int(part) for part in said.split(":")]
@@ -45,7 +45,7 @@ def test_a_clock_carries(seconds: float, said: str) -> None:
     branches=st.booleans(),
     epochs=st.sampled_from([3.0, 70.0, 2.5]),
 )
-def test_a_line_has_every_column_whatever_was_measured(
+def test_line_has_all_columns(
     measured: dict[str, float], branches: bool, epochs: float
 ) -> None:
     shares = {"branch_agree": 0.5, "branch_lower": 0.25, "branch_upper": 0.25} if branches else {}
@@ -59,7 +59,7 @@ def test_a_line_has_every_column_whatever_was_measured(
 
 
 @pytest.mark.parametrize("phase", ["natural", "adversarial", "ramp", "full"])
-def test_columns_stand_under_their_names(phase: str) -> None:
+def test_columns_are_aligned_with_the_header(phase: str) -> None:
     metrics = ALWAYS | {"phase": phase} | dict.fromkeys(SOMETIMES, 12.5)
     metrics |= {"branch_agree": 1.0, "branch_lower": 0.0, "branch_upper": 0.0}
     full, empty = epoch_line(metrics, 70, "1:00"), epoch_line(ALWAYS | {"phase": phase}, 70, "1:00")
@@ -72,7 +72,7 @@ def test_columns_stand_under_their_names(phase: str) -> None:
 
 @pytest.mark.parametrize("below", [None, torch.tensor(0.25)])
 @pytest.mark.parametrize("above", [None, torch.tensor(1.5)])
-def test_losses_of_a_step_are_shown_where_there_are_any(below: torch.Tensor | None, above: torch.Tensor | None) -> None:
+def test_losses_of_a_step(below: torch.Tensor | None, above: torch.Tensor | None) -> None:
     weights = Weights(0.5, 0.5, 0.0, "start", math.nan) if below is not None and above is not None else None
     said = losses(Step("full", 0.1, below, above, None, weights))
     assert ("L_lower 0.250" in said) == (below is not None)
@@ -89,20 +89,20 @@ def run(console: Console) -> str:
     return console.file.getvalue()
 
 
-def test_elsewhere_than_on_a_terminal_there_is_one_line_per_epoch() -> None:
+def test_one_line_per_epoch_without_a_terminal() -> None:
     head, *lines = run(Console(file=io.StringIO(), width=40)).splitlines()
     assert head == HEADER
     assert [line.split()[0] for line in lines] == ["1/3", "2/3", "3/3"]
 
 
-def test_on_a_terminal_the_bar_leaves_only_whole_lines() -> None:
+def test_bar_on_a_terminal_leaves_complete_lines() -> None:
     said = run(Console(file=io.StringIO(), width=160, force_terminal=True))
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said).replace("\r", "\n")
     for epoch in (1, 2, 3):
         assert len(re.findall(rf"^ *{epoch}/3 .*%", plain, re.MULTILINE)) == 1
 
 
-def test_silence_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_silent_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     x, y = torch.rand(60, 1, 3, 3), torch.arange(60) % 2
     problem = data.from_tensors(x, y, x, y, validation=20)
     train(nets.build("FC 3", (1, 3, 3), 2), problem, show=Silent(), epochs=3, ramp=1, batch_size=20)
@@ -110,7 +110,7 @@ def test_silence_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_what_is_quick_is_not_counted(terminal: bool) -> None:
+def test_fast_work_has_no_progress(terminal: bool) -> None:
     console = Console(file=io.StringIO(), force_terminal=terminal)
     with Counting("certifying", console) as counting:
         counting.progress(0.1, 5, 10)
@@ -118,7 +118,7 @@ def test_what_is_quick_is_not_counted(terminal: bool) -> None:
     assert console.file.getvalue() == ""
 
 
-def test_what_is_slow_is_counted_in_plain_lines() -> None:
+def test_slow_work_prints_progress_lines() -> None:
     console = Console(file=io.StringIO(), width=20)
     with Counting("certifying", console) as counting:
         counting.last_line -= 100

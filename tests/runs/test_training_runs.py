@@ -70,7 +70,7 @@ def test_resuming_after_any_step_changes_nothing(step: int, undisturbed: Run, tm
 def test_resuming_after_a_stop_between_two_files_changes_nothing(
     name: str, undisturbed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped before one of the files was written, while those before it were."""
+    """Stopped before one of the files was written."""
 
     def stop(self: RunFolder, *args: Any) -> None:
         if name in ("log", "save_checkpoint") and not (self.checkpoints / checkpoint.file_name(3)).exists():
@@ -94,14 +94,14 @@ def test_a_finished_run_can_be_resumed_and_stays(undisturbed: Run, tmp_path: Pat
 
 
 def stopped(out: Path, epoch: int = 4) -> list[Path]:
-    """The checkpoints, newest first, of a run that was stopped after an epoch."""
+    """Return the checkpoints, newest first, of a run that was stopped after an epoch."""
     with pytest.raises(Stop):
         run(out, StopAt(epoch=epoch))
     return checkpoint.newest(out / "checkpoints")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
-def test_a_torn_checkpoint_is_passed_over(
+def test_damaged_checkpoint_is_skipped(
     share: float, undisturbed: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     newest, _ = stopped(tmp_path / "run")
@@ -115,7 +115,7 @@ def test_a_torn_checkpoint_is_passed_over(
     assert [m["epoch"] for m in RunFolder(tmp_path / "run").history()] == list(range(1, EPOCHS + 1))
 
 
-def test_without_a_whole_checkpoint_nothing_is_resumed(tmp_path: Path) -> None:
+def test_all_checkpoints_damaged(tmp_path: Path) -> None:
     for path in stopped(tmp_path / "run"):
         path.write_bytes(path.read_bytes()[:-1])
     metrics = (tmp_path / "run" / "metrics.jsonl").read_bytes()
@@ -136,7 +136,7 @@ def test_resuming_with_another_recipe_is_refused_by_name(key: str, value: Any, t
     assert "\n" not in str(raised.value)
 
 
-def test_where_it_computes_may_differ_when_resumed(undisturbed: Run, tmp_path: Path) -> None:
+def test_device_and_threads_may_change_when_resumed(undisturbed: Run, tmp_path: Path) -> None:
     stopped(tmp_path / "run")
     assert ends_alike(undisturbed, run(tmp_path / "run", resume=True, device="cpu", threads=1))
 
@@ -177,7 +177,7 @@ def same_weights(net: nn.Module, weights: dict[str, Tensor]) -> bool:
 
 @pytest.mark.usefixtures("errors")
 @pytest.mark.parametrize("stop", [5, 6, 7])
-def test_best_is_the_last_of_the_best_at_full_eps(stop: int, tmp_path: Path) -> None:
+def test_select_best_is_the_last_best_epoch_at_full_eps(stop: int, tmp_path: Path) -> None:
     """Also when the run is resumed before, at or after its best epoch, or kept in no folder at all."""
     watch = Watch()
     whole = run(None, watch, epochs=8, select="best")
@@ -192,7 +192,7 @@ def test_best_is_the_last_of_the_best_at_full_eps(stop: int, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("errors")
-def test_last_is_the_last(tmp_path: Path) -> None:
+def test_select_last(tmp_path: Path) -> None:
     watch = Watch()
     assert same_weights(run(tmp_path / "run", watch, epochs=8).net, watch.weights[8])
 
@@ -231,7 +231,7 @@ def test_a_run_that_is_not_finished_is_not_opened(tmp_path: Path) -> None:
         open_run(tmp_path / "run")
 
 
-def test_what_is_no_run_is_not_opened(tmp_path: Path) -> None:
+def test_folder_without_a_run_is_not_opened(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a run"):
         open_run(tmp_path)
 
@@ -244,7 +244,7 @@ def test_a_damaged_recipe_is_refused(content: str, tmp_path: Path) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_a_network_of_ones_own_is_opened_when_given(tmp_path: Path) -> None:
+def test_open_run_with_a_user_network(tmp_path: Path) -> None:
     def own() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
 
@@ -256,7 +256,7 @@ def test_a_network_of_ones_own_is_opened_when_given(tmp_path: Path) -> None:
     assert torch.equal(net(halves().test.x), done.net(halves().test.x))
 
 
-def test_the_recipe_on_disk_says_everything(undisturbed: Run) -> None:
+def test_stored_recipe_is_complete(undisturbed: Run) -> None:
     assert undisturbed.path is not None
     text = (undisturbed.path / "recipe.yaml").read_text()
     assert Recipe.of(yaml.safe_load(text)) == undisturbed.recipe
@@ -335,7 +335,7 @@ def test_a_finished_run_without_checkpoints_is_not_trained_again(tmp_path: Path)
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == weights
 
 
-def test_garbage_in_the_metrics_is_told(tmp_path: Path) -> None:
+def test_damaged_metrics(tmp_path: Path) -> None:
     run(tmp_path / "run")
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write("no json\n")
@@ -343,7 +343,7 @@ def test_garbage_in_the_metrics_is_told(tmp_path: Path) -> None:
         run(tmp_path / "run", resume=True)
 
 
-def test_the_first_weights_of_a_network_of_ones_own_follow_the_seed(tmp_path: Path) -> None:
+def test_initial_weights_of_a_user_network_follow_the_seed(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     lazy = "nn.Sequential(nn.Flatten(), nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(2))"
     file.write_text(f"from torch import nn\ndef make():\n    return {lazy}\n")
@@ -356,7 +356,7 @@ def test_the_first_weights_of_a_network_of_ones_own_follow_the_seed(tmp_path: Pa
     assert made[0].training
 
 
-def test_a_damaged_checkpoint_is_never_kept_in_place_of_a_whole_one(tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_not_one_of_the_kept_ones(tmp_path: Path) -> None:
     with pytest.raises(Stop):
         run(tmp_path / "run", StopAt(epoch=4))
     folder = RunFolder(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""A file is whole or it is refused: round trips to the bit, every flipped bit and every cut noticed, no pickle read."""
+"""Checkpoints: exact round trips; flipped bits, truncated files and pickles are refused; writes are atomic."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     ),
     facts=st.dictionaries(st.text(max_size=5), anything_json, max_size=3),
 )
-def test_what_was_saved_is_loaded_to_the_bit(
+def test_round_trip_is_exact(
     contents: dict[str, tuple[torch.dtype, list[int], int]], facts: dict[str, Any], tmp_path: Path
 ) -> None:
     tensors = {name: tensor(*content) for name, content in contents.items()}
@@ -79,7 +79,7 @@ def test_what_was_saved_is_loaded_to_the_bit(
     assert told == facts
 
 
-def test_tensors_that_share_memory_or_lie_crosswise_are_saved(tmp_path: Path) -> None:
+def test_shared_and_transposed_tensors_are_saved(tmp_path: Path) -> None:
     base = torch.arange(12.0).reshape(3, 4)
     tensors = {"base": base, "turned": base.T, "row": base[1], "spread": base[:1].expand(3, 4), "one": base[0, 0]}
     checkpoint.save(tmp_path / "a.safetensors", tensors)
@@ -90,14 +90,14 @@ def test_tensors_that_share_memory_or_lie_crosswise_are_saved(tmp_path: Path) ->
 
 @pytest.fixture
 def whole(tmp_path: Path) -> Path:
-    """A file as a run writes it."""
+    """A checkpoint of a run."""
     path = tmp_path / "epoch-00003.safetensors"
     tensors = {"net.0.weight": torch.randn(3, 4), "weighting.t": torch.tensor(7), "optimizer.0.step": torch.tensor(7.0)}
     checkpoint.save(path, tensors, {"steps": 12, "c_max": 1e-05, "seconds": 3.25, "best": None})
     return path
 
 
-def test_a_flipped_bit_anywhere_is_noticed(whole: Path) -> None:
+def test_flipped_bits_are_detected(whole: Path) -> None:
     """In every byte of the file: lengths, names, shapes, facts, checksum, padding and numbers."""
     content = whole.read_bytes()
     for position in range(len(content)):
@@ -110,7 +110,7 @@ def test_a_flipped_bit_anywhere_is_noticed(whole: Path) -> None:
     assert checkpoint.load(whole)[1]["steps"] == 12
 
 
-def test_a_file_cut_short_or_continued_is_noticed(whole: Path) -> None:
+def test_truncated_and_extended_files_are_detected(whole: Path) -> None:
     content = whole.read_bytes()
     for damaged in [*(content[:length] for length in range(len(content))), content + b"\0", content + content]:
         whole.write_bytes(damaged)
@@ -120,7 +120,7 @@ def test_a_file_cut_short_or_continued_is_noticed(whole: Path) -> None:
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(content=st.binary(max_size=200))
-def test_noise_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_random_bytes_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(content)
     with pytest.raises(UserError, match=r"a\.safetensors is"):
         checkpoint.load(tmp_path / "a.safetensors")
@@ -134,7 +134,7 @@ def test_a_foreign_safetensors_file_is_refused(metadata: dict[str, str] | None, 
 
 
 class Trap:
-    """Unpickling this leaves a file behind."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -198,7 +198,7 @@ def test_a_write_that_fails_leaves_the_old_file(
 
 
 def test_a_write_to_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """/dev/full takes no byte: the file beside the target is let through to it."""
+    """Writing to /dev/full always fails; the temporary file is redirected to it."""
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     path = tmp_path / "file"
@@ -227,8 +227,8 @@ def test_a_kill_while_writing_leaves_the_old_file(call: str, tmp_path: Path) -> 
     assert path.read_text() == "newer"
 
 
-def test_others_may_read_what_was_written(tmp_path: Path) -> None:
-    """The rights are those of any new file, not those of a private temporary one."""
+def test_permissions_of_written_files(tmp_path: Path) -> None:
+    """The permissions are those of a new file, not those of a private temporary file."""
     (tmp_path / "plain").write_text("")
     checkpoint.write_atomically(tmp_path / "file", "")
     assert (tmp_path / "file").stat().st_mode == (tmp_path / "plain").stat().st_mode
@@ -250,7 +250,7 @@ def test_newest_first_and_the_rest_is_pruned(tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == {*want[:2], "best.safetensors"}
 
 
-def test_the_optimiser_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+def test_optimizer_continues_exactly(tmp_path: Path) -> None:
     def descend(net: torch.nn.Module, optimizer: torch.optim.Optimizer, first: int, last: int) -> None:
         for k in range(first, last):
             net(torch.full((2, 1, 3, 3), k / 10)).square().sum().backward()
@@ -280,7 +280,7 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_the_fingerprint_tells_weights_apart() -> None:
+def test_fingerprint_differs_for_other_weights() -> None:
     one, two = small_nets()
     assert checkpoint.fingerprint(one.state_dict()) == checkpoint.fingerprint(two.state_dict())
     with torch.no_grad():

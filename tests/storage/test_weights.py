@@ -71,7 +71,7 @@ def test_another_floating_point_type_is_converted(tmp_path: Path, dtype: torch.d
 
 
 def refused(net: nn.Module, path: Path, said: str) -> str:
-    """The sentence; the network is as it was."""
+    """Return the error message; the network must be unchanged."""
     before = {k: v.clone() for k, v in net.state_dict().items()}
     with pytest.raises(UserError) as caught:
         load_weights(net, path)
@@ -81,7 +81,7 @@ def refused(net: nn.Module, path: Path, said: str) -> str:
 
 
 def changed(**changes: Tensor | None) -> dict[str, Tensor]:
-    """A whole state_dict but for these; `__` stands for a dot."""
+    """Return a state_dict with some entries changed; `__` stands for a dot."""
     found = {**small(1).state_dict(), **{k.replace("__", ".").strip("."): v for k, v in changes.items()}}
     return {k: v for k, v in found.items() if v is not None}
 
@@ -110,7 +110,7 @@ MISFITS = {
 
 
 @pytest.mark.parametrize("name", MISFITS)
-def test_what_does_not_fit_is_refused(tmp_path: Path, name: str) -> None:
+def test_mismatching_weights_are_refused(tmp_path: Path, name: str) -> None:
     tensors, said = MISFITS[name]
     save_file(tensors, tmp_path / "w.safetensors")
     refused(small(), tmp_path / "w.safetensors", said)
@@ -138,7 +138,7 @@ def test_a_pickle_is_known_by_its_name(tmp_path: Path, suffix: str) -> None:
     refused(small(), tmp_path / f"w.{suffix}", "is a pickle by its name")
 
 
-def test_a_header_whose_length_looks_like_a_pickle_is_read(tmp_path: Path) -> None:
+def test_header_length_that_looks_like_a_pickle(tmp_path: Path) -> None:
     """safetensors begin with the length of their header, and 0x0280 bytes are 80 02, as in a pickle."""
     net = nn.Linear(2, 2)
     for length in range(500):
@@ -154,7 +154,7 @@ def test_a_header_whose_length_looks_like_a_pickle_is_read(tmp_path: Path) -> No
 
 @settings(max_examples=100)
 @given(raw=st.binary(max_size=40))
-def test_any_bytes_are_refused_in_a_sentence(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
+def test_random_bytes_are_refused_with_a_message(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "any.safetensors"
     path.write_bytes(raw)
     refused(nn.Linear(1, 1), path, str(path))
@@ -169,7 +169,7 @@ def test_a_file_cut_short_is_refused(tmp_path_factory: pytest.TempPathFactory, s
     refused(small(), path, "not a valid safetensors file")
 
 
-def test_places_where_there_is_no_file(tmp_path: Path) -> None:
+def test_folder_and_missing_file_are_refused(tmp_path: Path) -> None:
     refused(small(), tmp_path, "is a folder; give a file in it")
     refused(small(), tmp_path / "none.safetensors", "do not exist")
 
