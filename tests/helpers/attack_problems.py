@@ -1,4 +1,4 @@
-"""A small problem for attacks, and a network that notes where it is called."""
+"""A small problem for attacks, and a network that records its inputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Spy(nn.Module):
-    """A network that remembers what it was shown."""
+    """A network that records its inputs."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ def network(classes: int = 3, inputs: int = 4) -> nn.Module:
 
 
 def problem(seed: int, *, classes: int = 3, linear: bool = False, n: int = 6) -> tuple[nn.Module, Tensor, Tensor]:
-    """A random network, images (n, 4) in [0, 1], and labels it predicts for all but a few of them."""
+    """Return a random network, images (n, 4) in [0, 1], and labels, most of which it predicts."""
     torch.manual_seed(seed)
     net = nn.Linear(4, classes).double() if linear else network(classes)
     x = torch.rand(n, 4, dtype=torch.float64)

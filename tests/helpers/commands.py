@@ -1,4 +1,4 @@
-"""What the tests of the command line share."""
+"""Run command lines, and write small data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from advibp import cli
 
 
 def call(command: str) -> int:
-    """Run a command line; its exit code."""
+    """Run a command line and return its exit code."""
     try:
         return cli.main(shlex.split(command))
     except SystemExit as stop:
@@ -18,7 +18,7 @@ def call(command: str) -> int:
 
 
 def halves(count: int, size: int = 4) -> tuple[np.ndarray, np.ndarray]:
-    """Bright left or right halves, (N, size, size) uint8, and which."""
+    """Return images (N, size, size), uint8, with a bright left or right half, and labels."""
     chance = np.random.RandomState(0)
     y = chance.randint(0, 2, count)
     x = chance.randint(0, 80, (count, size, size)).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""The exact minimum of a margin over a box, for networks of few ReLUs: all their patterns, and a linear program each.
+"""Exact minimum of a margin over a box, for networks with few ReLUs: one linear program per activation pattern.
 
 Where each ReLU is known to be on or off the network is affine, and the points for which it is so are a polytope.
 """
@@ -20,7 +20,7 @@ _RELUS = frozenset(spellings("relu relu_"))
 
 
 class Patterns(TorchFunctionMode):
-    """Under it a ReLU multiplies by the next bits of a pattern (0 when there are none left), and notes its input."""
+    """Mode in which a ReLU multiplies by the next bits of a pattern (0 at its end) and records its input."""
 
     def __init__(self, bits: list[int]) -> None:
         super().__init__()
@@ -41,24 +41,24 @@ class Patterns(TorchFunctionMode):
 
 
 def count_relus(net: nn.Module, shape: tuple[int, ...]) -> int:
-    """ReLUs per image of this shape."""
+    """Return the number of ReLUs per image of this shape."""
     with Patterns([]) as patterns, torch.no_grad():
         net(torch.zeros(1, *shape, dtype=torch.float64))
     return sum(z.shape[1] for z in patterns.entered)
 
 
 def exact_margins(net: nn.Module, box: Box, y: int) -> Tensor:
-    """The smallest z_y - z_k over a box (1, ...), for each class (K,). The network knows affine layers and ReLUs."""
+    """Return the smallest z_y - z_k over a box (1, ...) per class (K,), for networks of affine layers and ReLUs."""
     lower, upper = box.lower.flatten().numpy(), box.upper.flatten().numpy()
     bounds = numpy.stack([lower, upper], 1)
     points = torch.cat([torch.zeros(1, len(lower)), torch.eye(len(lower))]).double().view(-1, *box.shape[1:])
 
     def form(values: Tensor) -> tuple[Any, float]:
-        """Slope and offset of an affine function, from its values at 0 and at the unit vectors."""
+        """Return slope and offset of an affine function from its values at 0 and at the unit vectors."""
         return (values[1:] - values[0]).numpy(), float(values[0])
 
     def least(slope: Any, offset: float, rows: list[tuple[Any, float]]) -> float:
-        """The minimum of slope x + offset over the points of the box with s x + o <= 0 for all rows; inf for none."""
+        """Return the minimum of slope x + offset over points of the box with s x + o <= 0 in all rows; inf if none."""
         if not rows:
             return offset + float(numpy.where(slope > 0, slope * lower, slope * upper).sum())
         found = linprog(slope, numpy.stack([s for s, _ in rows]), [-o for _, o in rows], bounds=bounds, method="highs")

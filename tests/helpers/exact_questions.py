@@ -1,4 +1,4 @@
-"""Questions to exact verifiers."""
+"""Problems for exact verifiers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from advibp.verify.exact.question import Question
 
 
 def question(seed: int, eps: float, kind: str = "few relus") -> tuple[Question, int]:
-    """A network in double precision, an image of the class it predicts, and that class."""
+    """Return a float64 network with an image, and the class that it predicts."""
     made = network(seed, kind)
     x = torch.rand(1, *made.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     with torch.no_grad():

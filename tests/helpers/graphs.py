@@ -1,4 +1,4 @@
-"""ONNX files made by hand, and what onnxruntime computes of them."""
+"""Build ONNX models by hand, and run them with onnxruntime."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}
 
 
 def node(op: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
-    """Inputs by name, with blanks between them; "-" for one that is left out."""
+    """Return a node; inputs are names separated by spaces, "-" for an omitted one."""
     names = ["" if name == "-" else name for name in inputs.split()]
     return helper.make_node(op, names, output.split(), name=f"{op}_{output.split()[0]}", **attributes)
 
@@ -31,7 +31,7 @@ def model(
     dtype: str = "float32",
     listed: bool = False,
 ) -> onnx.ModelProto:
-    """From "x" to "y". Constants that are lists become integers; `listed` names them among the inputs, as of old."""
+    """Return a model from "x" to "y". Lists become integer constants; `listed` adds constants to the inputs."""
     tensors = {name: _array(value, dtype) for name, value in (constants or {}).items()}
     inputs = [helper.make_tensor_value_info("x", KINDS[dtype], shape)]
     if listed:
@@ -65,7 +65,7 @@ def weights(*shape: int, seed: int = 0, scale: float = 0.5) -> np.ndarray:
 
 
 def by_onnxruntime(path: Path, x: Tensor, shape: Sequence[int]) -> Tensor:
-    """The outputs (B, K) of the images x (B, ...), run one by one in the file's shape."""
+    """Return the outputs (B, K) of images x (B, ...), run one by one in the file's shape."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 4, 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -74,5 +74,5 @@ def by_onnxruntime(path: Path, x: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-5) -> bool:
-    """To so much of the largest number."""
+    """Return whether tensors are equal up to `tolerance` times the largest number."""
     return found.shape == wanted.shape and bool((found - wanted).abs().max() <= tolerance * wanted.abs().max() + 1e-12)

@@ -9,7 +9,7 @@ from advibp import nets
 
 
 def problem(spec: str, seed: int) -> tuple[nn.Module, Tensor, Tensor]:
-    """A random network in float64 with large weights, and images some of which touch 0 and 1."""
+    """Return a random float64 network with large weights, and images with some pixels of 0 and 1."""
     generator = torch.Generator().manual_seed(seed)
     net = nets.build(spec, (1, 5, 5), 4, seed=seed).double()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Random networks of the usual kinds, by a seed: what linear bounds have to be sound for."""
+"""Random networks of common kinds, by a seed, for tests of linear bounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLASSES = 3
 
 
 class Block(nn.Module):
-    """A residual or dense block; `how` says by which operation the ways meet again."""
+    """A residual or dense block; `how` is the operation that joins its branches."""
 
     def __init__(self, body: nn.Module, how: str) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def _smooth(dice: random.Random) -> nn.Module:
 
 
 def _stack(dice: random.Random, channels: int, extra: Callable[[int], nn.Module | None], act: Any) -> list[nn.Module]:
-    """Convolutions with something before each activation."""
+    """Return convolutions with an extra layer before each activation."""
     layers: list[nn.Module] = []
     for _ in range(dice.randint(1, 3)):
         conv = _conv(dice, channels, dice.choice([2, 4]))
@@ -103,7 +103,7 @@ def _fc(dice: random.Random, act: Any, width: int = 8) -> list[nn.Module]:
 
 
 def _body(kind: str, dice: random.Random) -> list[nn.Module]:
-    """Layers on images of two channels."""
+    """Return layers for images of two channels."""
     if kind == "conv":
         return _stack(dice, 2, lambda c: None, _relu)
     if kind == "smooth conv":
@@ -140,7 +140,7 @@ KINDS = (
 
 
 def network(seed: int, kind: str | None = None) -> Network:
-    """A network in float64 and evaluation, of a kind that the seed chooses unless it is given."""
+    """Return a float64 network in evaluation mode; by default the seed chooses its kind."""
     dice = random.Random(seed)
     kind = kind or KINDS[seed % len(KINDS)]
     with torch.random.fork_rng(devices=[]):
@@ -176,13 +176,13 @@ def _made(kind: str, dice: random.Random) -> tuple[nn.Module, tuple[int, ...]]:
 
 
 def _others(net: nn.Module) -> bool:
-    """Whether there are other activations than ReLUs."""
+    """Return whether there are activations other than ReLU."""
     kinds = (nn.Sigmoid, nn.Tanh, nn.LeakyReLU, nn.MaxPool2d, Functional)
     return any(isinstance(module, kinds) for module in net.modules())
 
 
 def settled(net: nn.Module, gain: float = 1.0) -> nn.Module:
-    """In float64 and evaluation, with larger weights, BatchNorm with statistics and weights of both signs."""
+    """Convert to float64 and evaluation mode, with larger weights and random BatchNorm statistics and weights."""
     for module in net.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             assert isinstance(module.running_mean, Tensor)

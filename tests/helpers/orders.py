@@ -47,7 +47,7 @@ class Order:
     flush: bool = False
 
     def terms(self, n: int) -> Tensor:
-        """The permutation (n,) of the terms."""
+        """Return the permutation (n,) of the terms."""
         terms = torch.arange(n)
         if self.shuffle is not None:
             terms = torch.randperm(n, generator=torch.Generator().manual_seed(self.shuffle))
@@ -73,7 +73,7 @@ MORE = {
 
 
 def random_order(seed: int) -> Order:
-    """One of all of these."""
+    """Return a random order."""
     dice = torch.Generator().manual_seed(seed)
     coin = lambda n: int(torch.randint(n, (), generator=dice))  # noqa: E731
     shuffle = seed if coin(3) else None
@@ -204,7 +204,7 @@ def _conv_transpose2d(
     groups: int = 1,
     dilation: Any = 1,
 ) -> Tensor:
-    """A convolution of the image with zeros put between its pixels, by the flipped filters."""
+    """A convolution with the flipped filters, after zeros were inserted between the pixels."""
     (sh, sw), (ph, pw), (oh, ow), (dh, dw) = map(_pair, (stride, padding, output_padding, dilation))
     spread = x.new_zeros(*x.shape[:2], (x.shape[2] - 1) * sh + 1, (x.shape[3] - 1) * sw + 1)
     spread[:, :, ::sh, ::sw] = x
@@ -226,7 +226,7 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """In evaluation: as it is written, or as a factor and a shift, as torch does it."""
+    """BatchNorm in evaluation mode: by its formula, or as a factor and a shift, like torch."""
     assert not training
     assert mean is not None
     assert var is not None
@@ -319,7 +319,7 @@ RULES: dict[Any, Callable[..., Tensor]] = {
 
 @torch.no_grad()
 def outputs(net: nn.Module, x: Tensor, order: Order, batch: int = 500) -> Tensor:
-    """The network's outputs (B, K) in an order."""
+    """Return the network's outputs (B, K) in an order."""
     with threads(1), InOrder(order):
         return torch.cat([net(part.clone()) for part in x.split(batch)])
 
@@ -336,7 +336,7 @@ def threads(count: int) -> Iterator[None]:
 
 @torch.no_grad()
 def by_torch(net: nn.Module, x: Tensor, *, count: int = 1, channels_last: bool = False, batch: int = 500) -> Tensor:
-    """The network's outputs as torch computes them with so many threads, or in another memory format."""
+    """Return torch's outputs with `count` threads, or in another memory format."""
     if channels_last and x.dim() == 4:
         net, x = net.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
     try:

@@ -18,7 +18,7 @@ _LABELS = ("results", "all_models_results", "robustness", "full_results", "post_
 
 
 def find_paper() -> str | None:
-    """The text of the paper; None if it is not here."""
+    """Return the text of the paper; None if it is missing."""
     beside = Path(__file__).parents[2].parent / "shared" / "paper"
     folder = Path(os.environ.get("ADVIBP_PAPER") or beside)
     for file in sorted(folder.glob("*.txt")):
@@ -56,7 +56,7 @@ def _rows(text: str, label: str) -> Iterator[tuple[str, ...]]:
 
 
 def _cell(text: str) -> str:
-    """The text of a cell without its LaTeX commands."""
+    """Return the text of a cell without LaTeX commands."""
     text = re.sub(r"\\cellcolor\[HTML\]\{\w+\}|\\cline\{[^}]*\}|\\citep\{\w+\}|~", "", text)
     text = re.sub(r"\\multicolumn\{\d\}\{[^{}]*\}|\\multirow\{-?\d\}\{\*\}|\\textbf", "", text)
     text = re.sub(r"\\(hline|bottomrule|midrule|toprule)", "", text)
@@ -68,7 +68,7 @@ def _cell(text: str) -> str:
 
 
 def read_hyperparameters(text: str) -> dict[str, dict[str, Any]]:
-    """What the two items of the appendix say, by data set."""
+    """Return the hyperparameters of the appendix by data set."""
     begin = text.index("Training hyperparameters are detailed below")
     _, mnist, cifar = text[begin : text.index(r"\end{itemize}", begin)].split(r"\item ")
     return {"mnist": _numbers(_plain(mnist), _MNIST), "cifar10": _numbers(_plain(cifar), _CIFAR)}

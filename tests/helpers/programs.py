@@ -1,4 +1,4 @@
-"""Random networks: programs of steps on values (B, 8), as odd as PyTorch allows."""
+"""Random programs of unusual PyTorch operations on values (B, 8)."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ STEPS = SETS_TOO | TENSORS_ALONE
 
 
 class Program(nn.Module):
-    """Starts with the input and appends the value of each step; returns the last, or the sum of the last two."""
+    """Runs the steps on a list that starts with the input; returns the last value or the sum of the last two."""
 
     def __init__(self, steps: list[tuple[str, int, int]], join: bool, training: bool, seed: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the tests of the readers share: small sets, files written as their authors write them, and refusals."""
+"""Small data sets and files for the tests of readers, and checks of error messages."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def quick_and_small(seconds: float = 5.0, megabytes: float = 8) -> Iterator[None
 
 
 class Trap:
-    """Pickled, it creates a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, file: Path) -> None:
         self.file = file

@@ -42,7 +42,7 @@ class Residual(nn.Module):
 
 
 def settled(net: nn.Module) -> nn.Module:
-    """In float64 and evaluation, BatchNorm with statistics and weights of both signs."""
+    """Convert to float64 and evaluation mode, with random BatchNorm statistics and weights."""
     for module in net.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.running_mean.normal_()
@@ -56,14 +56,14 @@ def settled(net: nn.Module) -> nn.Module:
 
 
 def members(box: Box, count: int) -> Tensor:
-    """Points (count, ...) of a box (1, ...): half of them inside, half of them vertices."""
+    """Return points (count, ...) of a box (1, ...): half random, half vertices."""
     offset = torch.rand(count, *box.shape[1:], dtype=box.dtype) * 2 - 1
     offset[count // 2 :] = offset[count // 2 :].sign()
     return box.center + box.radius * offset
 
 
 def extremes(net: Forward, box: Box, steps: int = 8, most: int = 8) -> Tensor:
-    """Members at which PGD makes single outputs small or large: (2 n, ...), for n random outputs."""
+    """Return points (2 n, ...) at which PGD minimizes or maximizes one of n random outputs."""
     count = net(box.center.clone()).numel()
     chosen = torch.randperm(count)[:most]
     x = box.center.repeat(2 * len(chosen), *[1] * (box.ndim - 1))
@@ -242,7 +242,7 @@ def ready(net: Any) -> Forward:
 
 
 def random_box(*shape: int) -> Box:
-    """Radii over several magnitudes, some of them zero."""
+    """Return a box with radii of several magnitudes, some of them 0."""
     center = torch.randn(shape, dtype=torch.float64)
     radius = torch.rand_like(center) * 10 ** torch.empty_like(center).uniform_(-3, 0)
     return Box(center, radius * (torch.rand_like(center) < 0.9))

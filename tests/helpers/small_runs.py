@@ -1,4 +1,4 @@
-"""Data that a small network learns at once, displays that stop a run, and runs that end alike."""
+"""Data that a small network learns quickly, displays that stop a run, and comparison of runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from advibp.training import Training
 
 
 def halves(count: int = 90) -> Data:
-    """Images (1, 4, 4) whose left or right half is bright."""
+    """Return images (1, 4, 4) with a bright left or right half."""
     generator = torch.Generator().manual_seed(0)
     y = torch.randint(0, 2, (count,), generator=generator)
     x = 0.6 * torch.rand(count, 1, 4, 4, generator=generator)
@@ -23,11 +23,11 @@ def halves(count: int = 90) -> Data:
 
 
 class Stop(Exception):
-    """Somebody pulled the plug."""
+    """Raised by `StopAt`, like a sudden end of the process."""
 
 
 class StopAt(Silent):
-    """Pulls it after a step, or after an epoch whose checkpoint is written."""
+    """Stops a run after a step, or after an epoch whose checkpoint is written."""
 
     def __init__(self, *, step: int = 0, epoch: int = 0) -> None:
         self.at_step, self.at_epoch = step, epoch
@@ -42,7 +42,7 @@ class StopAt(Silent):
 
 
 def ends_alike(one: Run, two: Run) -> bool:
-    """Weights to the bit, and all metrics but the time they took."""
+    """Return whether two runs have equal weights, bit by bit, and equal metrics except for seconds."""
     a, b = one.net.state_dict(), two.net.state_dict()
     histories = [[{k: v for k, v in m.items() if k != "seconds"} for m in r.history] for r in (one, two)]
     return all(torch.equal(a[k], b[k]) for k in a) and histories[0] == histories[1]

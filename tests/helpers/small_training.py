@@ -1,4 +1,4 @@
-"""A small training, and an attack without chance."""
+"""A small training, and a deterministic attack."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def weights_of(net: nn.Module) -> Tensor:
 
 
 def fgsm_without_chance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An attack that depends on the image alone."""
+    """An attack that depends only on the image."""
     monkeypatch.setattr(
         attacks, "linf_fgsm_random", lambda net, x, y, eps, **_: attacks.linf_fgsm(net, x, y, eps, rel_stepsize=0.5)
     )

@@ -1,4 +1,4 @@
-"""Labels and rows to ask margins for, and how close two of them are."""
+"""Labels and rows of margins, and their comparison."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from advibp.bounds import Box
 
 
 def some(seed: int, batch: int = 3, eps: float = 0.3, kind: str | None = None) -> tuple[nn.Module, Box, Tensor]:
-    """A random network, a box of images, and labels."""
+    """Return a random network, a box of images, and labels."""
     found = network(seed, kind)
     torch.manual_seed(seed)
     x = torch.rand(batch, *found.shape, dtype=torch.float64)

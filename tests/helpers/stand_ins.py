@@ -1,4 +1,4 @@
-"""Stand-ins for data sets that are fetched."""
+"""Small substitutes for data sets that are downloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small real runs, which the tests of their readers share."""
+"""Small trained runs for the tests of readers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from commands import call
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders: one with verdicts of all kinds and radii, one with verdicts by another verifier, one kept for its
-    numbers alone."""
+    """Folders: one with all kinds of verdicts and radii, one with verdicts by another verifier, and one without
+    weights and records."""
     home = tmp_path_factory.mktemp("runs")
     small = "--validation 100 --batch-size 50 --threads 1"
     first, second, bare = home / "first", home / "second", home / "bare"

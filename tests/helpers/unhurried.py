@@ -1,4 +1,4 @@
-"""Searches have time on a loaded machine too."""
+"""Time limits that suffice on a loaded machine."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ QUICK = Attack(steps=10, step=0.25)
 
 
 def problem(seed: int, spec: str = "FC 10, FC 8", count: int = 18) -> tuple[nn.Sequential, Tensor, Tensor]:
-    """A random network in float64, images, and labels it predicts, but for every sixth."""
+    """Return a random float64 network, images, and labels; five of six are predicted."""
     net = nets.build(spec, (1, 4, 4), 3, seed=seed, init="default").eval().double()
     with torch.no_grad():
         for p in net.parameters():
@@ -24,5 +24,5 @@ def problem(seed: int, spec: str = "FC 10, FC 8", count: int = 18) -> tuple[nn.S
 
 
 def verdicts(certificate: Certificate) -> list[tuple[int, float, str, str | None, float | None]]:
-    """All of the records but how long it took."""
+    """Return the records without seconds."""
     return [(r.index, r.eps, r.verdict, r.by, r.lower_margin) for r in certificate.records]

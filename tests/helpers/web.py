@@ -1,4 +1,4 @@
-"""A real web server on this machine, which behaves as badly as it is told to."""
+"""A local web server that can be told to misbehave."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass
 class Site:
-    """Files by path, and how they are sent."""
+    """Files by path, and how the server sends them."""
 
     files: dict[str, bytes]
     url: str = ""
