@@ -243,9 +243,7 @@ def test_the_attack_is_never_weaker_than_no_attack(own_run: Path, capsys: pytest
         assert torch.equal(net(tensors["x_adv"]).argmax(1) != test.y, tensors["broken"])
 
 
-def test_image_file_is_predicted_like_the_test_image(
-    own_run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_image_file_is_predicted_like_the_test_image(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("predict run test:0 first.png test:1") == 0
     out, err = capsys.readouterr()
     assert err == ""

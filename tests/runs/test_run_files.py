@@ -206,9 +206,7 @@ def test_certificates_of_other_weights_are_omitted_with_a_message(
     assert len(read_run(folder).certified) == 1
 
 
-def test_attack_of_earlier_records_is_described(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_attack_of_earlier_records_is_described(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = read_run(folder).last
     assert before is not None
     broken = before.counts(0.05)["falsified"]

@@ -45,9 +45,7 @@ def test_a_clock_carries(seconds: float, said: str) -> None:
     branches=st.booleans(),
     epochs=st.sampled_from([3.0, 70.0, 2.5]),
 )
-def test_line_has_all_columns(
-    measured: dict[str, float], branches: bool, epochs: float
-) -> None:
+def test_line_has_all_columns(measured: dict[str, float], branches: bool, epochs: float) -> None:
     shares = {"branch_agree": 0.5, "branch_lower": 0.25, "branch_upper": 0.25} if branches else {}
     line = epoch_line(ALWAYS | measured | shares, epochs, "0:10")
     assert "\n" not in line
