@@ -1,17 +1,27 @@
-"""advibp trains neural networks whose robustness can be proved, and proves it."""
+"""advibp trains neural networks whose robustness can be proved, and proves it.
 
-from advibp import attacks, bounds, data, moved, nets, objectives, vnncomp
-from advibp.bounds import Box
+`advibp.report` and `advibp.reproduce` are imported on first use.
+"""
+
+import importlib
+from typing import Any
+
+from advibp import attacks, bounds, data, moved, nets, objectives, vnncomp, weighting
+from advibp.bounds import Box, Zonotope
 from advibp.errors import UserError
 from advibp.execution.allocator import keep_freed_memory
-from advibp.methods import Method
+from advibp.methods import METHODS, Method
 from advibp.recipe import Recipe
 from advibp.runs import Run, open_run, train
-from advibp.verify import Attack, Certificate, certify
+from advibp.runs.run_files import read_run
+from advibp.runs.training_display import Silent
+from advibp.storage.weights import load_weights
+from advibp.verify import Attack, Certificate, certify, largest_proved_eps, smallest_broken_eps
 from advibp.version import __version__
 from advibp.weighting import Fixed, Moments, joint_backward
 
 __all__ = [
+    "METHODS",
     "Attack",
     "Box",
     "Certificate",
@@ -20,7 +30,9 @@ __all__ = [
     "Moments",
     "Recipe",
     "Run",
+    "Silent",
     "UserError",
+    "Zonotope",
     "__version__",
     "attacks",
     "bounds",
@@ -28,11 +40,22 @@ __all__ = [
     "data",
     "joint_backward",
     "keep_freed_memory",
+    "largest_proved_eps",
+    "load_weights",
     "nets",
     "objectives",
     "open_run",
+    "read_run",
+    "smallest_broken_eps",
     "train",
     "vnncomp",
+    "weighting",
 ]
 
 moved.install()
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("report", "reproduce"):
+        return importlib.import_module(f"advibp.{name}")
+    raise AttributeError(f"module 'advibp' has no attribute '{name}'")

@@ -19,7 +19,7 @@ class Display(Protocol):
 
     Example:
         ```python
-        class Losses(advibp.runs.training_display.Silent):
+        class Losses(advibp.Silent):
             def epoch(self, training, metrics):
                 print(metrics["epoch"], metrics["verified_error"])
 
@@ -44,7 +44,7 @@ class Silent:
 
     Example:
         ```python
-        advibp.train(net, data, eps=0.1, show=advibp.runs.training_display.Silent())
+        advibp.train(net, data, eps=0.1, show=advibp.Silent())
         ```
     """
 

@@ -106,7 +106,7 @@ def train(
         out: folder of the run; by default nothing is saved.
         resume: continue the run in `out` if there is one. The result is bit by bit that of an uninterrupted run.
         recipe: name of a shipped recipe, a YAML file or a `Recipe`; by default the default recipe.
-        show: the display; by default a progress bar. `advibp.runs.training_display.Silent()` shows nothing.
+        show: the display; by default a progress bar. `advibp.Silent()` shows nothing.
         method: a name from `advibp methods` or a `Method`. A `Method` must be passed again to resume its run.
         options: recipe keys such as eps=0.3 or epochs=60. They take precedence over `recipe`.
 
@@ -128,7 +128,7 @@ def train(
     if recipe is not None and not isinstance(recipe, Recipe):
         check_path("recipe", recipe)
     if show is not None and not hasattr(show, "epoch"):
-        raise UserError(f"show is {named(show)}, but must be a Display, such as advibp.runs.training_display.Silent().")
+        raise UserError(f"show is {named(show)}, but must be a Display, such as advibp.Silent().")
     path = check_folder("out", out)
     user_method = method if isinstance(method, Method) else None
     if user_method is not None:
