@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from advibp.execution.image_gradient import MOST_CHANNELS, input_gradient
+from advibp.execution.image_gradient import MAX_CHANNELS, input_gradient
 
 
 class Layer(NamedTuple):
@@ -30,7 +30,7 @@ class Layer(NamedTuple):
     def backward(self, weight: Tensor, to_input: bool, to_weight: bool) -> None:
         m = self.module
         if isinstance(m, nn.Conv2d):
-            if to_input and weight.shape[1] <= MOST_CHANNELS:  # the image's gradient, computed as in a step
+            if to_input and weight.shape[1] <= MAX_CHANNELS:  # the image's gradient, computed as in a step
                 input_gradient(self.gradient, weight, self.x.shape[2:], m.stride, m.padding)  # type: ignore[arg-type]
                 to_input = False
             if to_input or to_weight:

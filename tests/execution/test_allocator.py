@@ -1,4 +1,4 @@
-"""Memory that was freed is there again without a page fault."""
+"""Freed memory is reused without page faults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ print(touch())
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
-def test_a_step_faults_no_pages_that_the_last_one_had() -> None:
+def test_second_step_has_no_page_faults() -> None:
     found = {}
     for mode in ("keep", "leave"):
         done = subprocess.run([sys.executable, "-c", FAULTS, mode], capture_output=True, text=True, check=True)

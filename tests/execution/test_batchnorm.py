@@ -1,4 +1,4 @@
-"""BatchNorm within a step: one pass leaves its mark, a set is normalized like the batch it surrounds."""
+"""BatchNorm within a step: one pass updates the statistics, and sets are normalized with captured statistics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 
 
 class Functional(nn.Module):
-    """BatchNorm without a layer, and one layer that runs twice."""
+    """BatchNorm by function, and one layer that runs twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Functional(nn.Module):
 
 
 def layered() -> nn.Module:
-    """One layer with the usual momentum, one that averages over all steps."""
+    """One layer with the usual momentum, and one that averages over all steps."""
     first = [nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten()]
     return nn.Sequential(*first, nn.Linear(3, 5), nn.BatchNorm1d(5, momentum=None), nn.ReLU(), nn.Linear(5, 3))
 
@@ -61,7 +61,7 @@ def images(count: int = 7, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("build", NETS.values(), ids=NETS)
-def test_a_plain_pass_is_torchs_own(build: Any) -> None:
+def test_plain_pass_equals_torch(build: Any) -> None:
     net = build().double()
     twin = copy.deepcopy(net)
     x = images()[0].double()
@@ -74,16 +74,16 @@ def test_a_plain_pass_is_torchs_own(build: Any) -> None:
         theirs.sum().backward()
     grads = zip(net.parameters(), twin.parameters(), strict=True)
     assert all(torch.allclose(p.grad, q.grad) for p, q in grads)
-    if build is layered:  # a layer that runs twice is counted once a step here, twice by torch
+    if build is layered:  # torch counts a layer that runs twice as two steps
         assert same(running(net), running(twin))
 
 
 @pytest.mark.parametrize("build", NETS.values(), ids=NETS)
-def test_an_attack_leaves_no_trace_and_sees_its_own_batch(build: Any) -> None:
+def test_attack_uses_batch_statistics_and_keeps_running_ones(build: Any) -> None:
     net = build()
     x, y = images()
     before, expected = running(net), copy.deepcopy(net)(x)
-    with batchnorm.step(net, True), batchnorm.quietly():
+    with batchnorm.step(net, True), batchnorm.no_tracking():
         assert torch.allclose(net(x), expected, atol=1e-6)
         attacks.linf_fgsm_random(net, x, y, 0.1)
     assert same(before, running(net))
@@ -91,7 +91,7 @@ def test_an_attack_leaves_no_trace_and_sees_its_own_batch(build: Any) -> None:
 
 @pytest.mark.parametrize("build", NETS.values(), ids=NETS)
 @given(seed=st.integers(0, 1000), eps=st.floats(0, 0.3))
-def test_a_set_around_the_captured_batch_holds_what_that_batch_becomes(build: Any, seed: int, eps: float) -> None:
+def test_bounds_contain_outputs_of_captured_batch(build: Any, seed: int, eps: float) -> None:
     """With the statistics held constant, the bounds hold for every batch within the ball."""
     torch.manual_seed(seed)
     net = build().double()
@@ -113,8 +113,8 @@ def test_a_set_around_the_captured_batch_holds_what_that_batch_becomes(build: An
 
 
 @pytest.mark.parametrize("build", NETS.values(), ids=NETS)
-def test_a_set_of_one_point_has_the_gradient_of_usual_training(build: Any) -> None:
-    """It flows through the captured statistics, from a clean pass or from the pass before."""
+def test_set_of_radius_zero_has_the_usual_gradient(build: Any) -> None:
+    """The gradient flows through the captured statistics, from a clean pass or from the previous pass."""
     torch.manual_seed(0)
     net = build().double()
     x, y = images()
@@ -135,8 +135,8 @@ def test_a_set_of_one_point_has_the_gradient_of_usual_training(build: Any) -> No
 
 
 @given(seed=st.integers(0, 1000), eps=st.floats(0.01, 0.3))
-def test_nothing_is_gained_by_scaling_what_batchnorm_scales_back(seed: int, eps: float) -> None:
-    """The bounds' loss has no slope along the weights in front of BatchNorm, as it would with constant statistics."""
+def test_loss_does_not_depend_on_weight_scale_before_batchnorm(seed: int, eps: float) -> None:
+    """The loss of the bounds is constant along the weights before BatchNorm. With constant statistics it is not."""
     torch.manual_seed(seed)
     net = layered().double()
     for layer in net:
@@ -152,7 +152,7 @@ def test_nothing_is_gained_by_scaling_what_batchnorm_scales_back(seed: int, eps:
     assert float(slope.detach()) == pytest.approx(0, abs=1e-9)
 
 
-def test_population_statistics_whatever_the_mode() -> None:
+def test_population_uses_running_statistics_in_every_mode() -> None:
     net = layered()
     x, _ = images()
     with Population():
@@ -170,7 +170,7 @@ def training(net: nn.Module, **options: Any) -> Training:
 
 @pytest.mark.parametrize("method", ["advibp", "fixed", "ibp", "rs-fgsm", "standard"])
 @pytest.mark.parametrize("statistics", ["adversarial", "clean"])
-def test_running_statistics_are_touched_once_a_step(method: str, statistics: str) -> None:
+def test_running_statistics_are_updated_once_per_step(method: str, statistics: str) -> None:
     net = layered()
     course = training(net, method=method, batchnorm=statistics)
     course.check()
@@ -184,23 +184,23 @@ def test_running_statistics_are_touched_once_a_step(method: str, statistics: str
         assert same(before, running(net))
 
 
-def test_the_running_mean_is_that_of_the_pass_that_was_asked_for() -> None:
-    """The first layer's statistics are those of what enters it, so they tell which pass was captured."""
-    for asked in ("adversarial", "clean"):
+def test_running_mean_is_that_of_the_selected_pass() -> None:
+    """The mean of the first layer's input shows which pass was captured."""
+    for option in ("adversarial", "clean"):
         net = layered()
-        course = training(net, batchnorm=asked, warmup_natural=0, warmup_adversarial=0, ramp=0)
-        seen: list[Tensor] = []
+        course = training(net, batchnorm=option, warmup_natural=0, warmup_adversarial=0, ramp=0)
+        outputs: list[Tensor] = []
         hook = net[0].register_forward_hook(
-            lambda m, i, o, seen=seen: seen.append(o) if isinstance(o, Tensor) else None
+            lambda m, i, o, outputs=outputs: outputs.append(o) if isinstance(o, Tensor) else None
         )
         next(course.run_epoch())
         hook.remove()
-        pass_ = seen[0] if asked == "clean" else seen[1]  # attack, then adversarial; or clean, then both
+        pass_ = outputs[0] if option == "clean" else outputs[1]  # attack, then adversarial; or clean, then both
         assert torch.allclose(net[1].running_mean, 0.1 * pass_.mean((0, 2, 3)), atol=1e-6)
-        assert len(seen) == (3 if asked == "clean" else 2)
+        assert len(outputs) == (3 if option == "clean" else 2)
 
 
-def test_layers_stay_in_the_mode_they_came_in() -> None:
+def test_layers_keep_their_mode() -> None:
     net = layered()
     net[1].eval()
     before = running(net)
@@ -214,7 +214,7 @@ def test_layers_stay_in_the_mode_they_came_in() -> None:
 
 
 class ByFunction(nn.Module):
-    """No BatchNorm layer anywhere."""
+    """A network with BatchNorm by function only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -244,8 +244,8 @@ def test_batchnorm_by_function_trains_like_a_layer(method: str) -> None:
     assert not torch.equal(net.mean, torch.zeros(6))
 
 
-def test_a_batch_of_one_is_refused_in_a_sentence() -> None:
+def test_batch_of_one_is_rejected() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
     x, y = images(1)
-    with pytest.raises(UserError, match="A batch of one image"), batchnorm.step(net, True):
+    with pytest.raises(UserError, match="a batch of one image"), batchnorm.step(net, True):
         objectives.adversarial(net, Ball(x, 0.1), y)

@@ -1,4 +1,4 @@
-"""The gradient with respect to the image is autograd's own, whatever the convolution."""
+"""The gradient with respect to the image equals autograd's for every convolution."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from advibp.execution.image_gradient import Image, image
+from advibp.execution.image_gradient import Image, as_image
 
 sizes = st.integers(1, 3)
 
 
 def gradients(net: nn.Module, x: Tensor, *, fast: bool) -> list[Tensor]:
     x = x.clone().requires_grad_()
-    out = net(image(x) if fast else x)
+    out = net(as_image(x) if fast else x)
     assert type(out) is Tensor
     return list(torch.autograd.grad((out.square() * 0.3 + out.sin()).sum(), [x, *net.parameters()]))
 
@@ -27,7 +27,7 @@ def same(net: nn.Module, x: Tensor) -> None:
 
 
 @given(st.integers(1, 4), sizes, sizes, sizes, sizes, sizes, sizes, st.booleans(), st.booleans(), st.integers(0, 99))
-def test_every_convolution_has_autograds_gradients(
+def test_gradients_equal_autograd(
     channels: int, m: int, n: int, down: int, right: int, top: int, left: int, bias: bool, last: bool, seed: int
 ) -> None:
     torch.manual_seed(seed)
@@ -48,12 +48,12 @@ def test_every_convolution_has_autograds_gradients(
         nn.Conv2d(2, 2, 1),
     ],
 )
-def test_what_it_does_not_serve_goes_torchs_way(conv: nn.Conv2d) -> None:
+def test_unsupported_convolutions_use_torch(conv: nn.Conv2d) -> None:
     same(conv.double(), torch.rand(2, 2, 6, 6, dtype=torch.float64))
 
 
-class Normalised(nn.Module):
-    """Keeps its images images for a while."""
+class Normalized(nn.Module):
+    """Normalizes its images, which stay images."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,11 +67,11 @@ class Normalised(nn.Module):
     expects = False
 
 
-def test_a_normalisation_in_front_changes_nothing() -> None:
-    net, x = Normalised().double(), torch.rand(2, 3, 5, 5, dtype=torch.float64)
+def test_normalization_before_the_convolution() -> None:
+    net, x = Normalized().double(), torch.rand(2, 3, 5, 5, dtype=torch.float64)
     same(net, x)
     net.expects = True
-    net(image(x))
+    net(as_image(x))
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -79,13 +79,13 @@ def test_an_in_place_relu_may_follow(stride: int) -> None:
     same(nn.Sequential(nn.Conv2d(1, 3, 2, stride), nn.ReLU(inplace=True)).double(), torch.rand(2, 1, 5, 5).double())
 
 
-def test_a_network_without_convolutions_gives_plain_tensors() -> None:
+def test_network_without_convolutions_returns_plain_tensors() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(18, 4)).double()
     same(net, torch.rand(2, 2, 3, 3, dtype=torch.float64))
 
 
 class OneByOne(nn.Module):
-    """Takes its images apart, and names its arguments."""
+    """Processes its images one by one, with keyword arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,27 +97,27 @@ class OneByOne(nn.Module):
         return apart + 2 * named + self.first(torch.cat(x.chunk(2)))
 
 
-def test_images_that_are_taken_apart() -> None:
+def test_images_processed_one_by_one() -> None:
     same(OneByOne().double(), torch.rand(4, 2, 4, 4, dtype=torch.float64))
 
 
 def test_mixed_precision() -> None:
     net, x = nn.Sequential(nn.Conv2d(1, 3, 2), nn.Flatten(), nn.Linear(27, 2)), torch.rand(4, 1, 4, 4).requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = net(image(x))
+        out = net(as_image(x))
     (fast,) = torch.autograd.grad(out.float().sum(), x)
     (slow,) = torch.autograd.grad(net(x).sum(), x)
     torch.testing.assert_close(fast, slow, rtol=0.05, atol=0.02)
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 4, 4), (2, 9), (2, 3, 4)])
-def test_what_is_no_image_stays_as_it_is(shape: tuple[int, ...]) -> None:
+def test_other_tensors_are_returned_unchanged(shape: tuple[int, ...]) -> None:
     x = torch.rand(shape)
-    assert image(x) is x
+    assert as_image(x) is x
 
 
-def test_a_second_derivative_is_refused_rather_than_wrong() -> None:
+def test_second_derivative_raises() -> None:
     conv, x = nn.Conv2d(1, 2, 2), torch.rand(1, 1, 4, 4, requires_grad=True)
-    (once,) = torch.autograd.grad(conv(image(x)).square().sum(), x, create_graph=True)
+    (once,) = torch.autograd.grad(conv(as_image(x)).square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError):
         torch.autograd.grad(once.sum(), conv.weight)

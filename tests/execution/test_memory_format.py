@@ -1,4 +1,4 @@
-"""channels_last is a matter of memory alone: it changes no weight, no checkpoint, and not the owner's module."""
+"""channels_last changes only the memory layout: the same weights, checkpoints and user module."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def images(channels: int = 2) -> Data:
 
 
 def trained(channels: int, channels_last: bool, monkeypatch: pytest.MonkeyPatch) -> Tensor:
-    """Without random starts, which are drawn in the order of memory."""
+    """Train without random starts of attacks, which are drawn in memory order."""
     monkeypatch.setattr(memory_format, "prefers_channels_last", lambda net, device: channels_last)
     monkeypatch.setattr(attacks, "linf_fgsm_random", lambda net, x, y, eps, **_: attacks.linf_fgsm(net, x, y, eps))
     net = nets.build(DEEP, (channels, 6, 6), 2, seed=0)
@@ -42,19 +42,19 @@ def trained(channels: int, channels_last: bool, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("channels", [1, 2])
-def test_both_layouts_train_the_same_weights(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_layouts_give_the_same_weights(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     usual, last = (trained(channels, c, monkeypatch) for c in (False, True))
     assert float((last - usual).norm() / usual.norm()) < 1e-3
 
 
-def test_from_three_convolutions_on_a_cpu() -> None:
+def test_channels_last_from_three_convolutions_on_cpu() -> None:
     cpu = torch.device("cpu")
     assert memory_format.prefers_channels_last(nets.build(DEEP, (2, 6, 6), 2), cpu)
     assert not memory_format.prefers_channels_last(nets.build(DEEP, (2, 6, 6), 2), torch.device("cuda"))
     assert not memory_format.prefers_channels_last(nets.build("Conv 4 3x3+1, Conv 4 3x3+1, FC 6", (2, 6, 6), 2), cpu)
 
 
-def test_the_owner_gets_the_module_back_as_it_was() -> None:
+def test_layout_is_restored_after_training() -> None:
     net = nets.build(DEEP, (2, 6, 6), 2, seed=0)
     net[2].to(memory_format=torch.channels_last)
     strides = [p.stride() for p in net.parameters()]
@@ -67,7 +67,7 @@ def test_the_owner_gets_the_module_back_as_it_was() -> None:
     assert [p.stride() for p in net.parameters()] == strides
 
 
-def test_a_resumed_run_is_the_same_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_run_is_bit_identical(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = nets.build(DEEP, (2, 6, 6), 2, seed=0)
     train(whole, images(), show=Silent(), out=tmp_path / "whole", **OPTIONS)
     part = nets.build(DEEP, (2, 6, 6), 2, seed=0)
@@ -88,7 +88,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(tmp_path: Path, monkeypatch: pytes
         assert torch.equal(p, q)
 
 
-def test_an_optimisers_state_is_loaded_in_the_layout_of_its_parameters() -> None:
+def test_optimizer_state_is_loaded_in_the_layout_of_its_parameters() -> None:
     p = nn.Parameter(torch.rand(4, 3, 2, 2).to(memory_format=torch.channels_last))
     optimizer = torch.optim.Adam([p], fused=True)
     p.grad = torch.rand_like(p)
@@ -112,7 +112,7 @@ def test_gradients_have_the_strides_of_their_parameters() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_radius_is_laid_out_like_its_centre(channels: int) -> None:
+def test_radius_has_the_strides_of_the_center(channels: int) -> None:
     conv = nn.Conv2d(channels, 4, 3).to(memory_format=torch.channels_last)
     box = conv(Box.ball(torch.rand(2, channels, 8, 8).contiguous(memory_format=torch.channels_last), 0.1))
     assert box.center.stride() == box.radius.stride()

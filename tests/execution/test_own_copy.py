@@ -1,4 +1,4 @@
-"""A network that writes to its input does, to the bit, what its out-of-place twin does; the data stay as they were."""
+"""A network that writes to its input gives bit-identical results to one that does not, and the data do not change."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ torch.set_num_threads(1)
 MEAN, STD = 0.4, 0.5
 
 
-class Written(nn.Module):
-    """(x - mean) / std, written to x."""
+class InPlace(nn.Module):
+    """(x - mean) / std in place."""
 
     def forward(self, x: Any) -> Any:
         x -= MEAN
@@ -34,8 +34,8 @@ class Written(nn.Module):
         return x
 
 
-class Copied(nn.Module):
-    """(x - mean) / std."""
+class OutOfPlace(nn.Module):
+    """(x - mean) / std out of place."""
 
     def forward(self, x: Any) -> Any:
         x = x - MEAN
@@ -43,7 +43,7 @@ class Copied(nn.Module):
 
 
 class Wrapped(nn.Module):
-    """No plain nn.Sequential: it is recorded to be cut."""
+    """Not a plain nn.Sequential, so it must be recorded to be cut."""
 
     def __init__(self, layers: nn.Sequential) -> None:
         super().__init__()
@@ -54,12 +54,12 @@ class Wrapped(nn.Module):
 
 
 def twins(batchnorm: bool = False, wrapped: bool = False) -> tuple[nn.Module, nn.Module]:
-    """Two networks of the same weights, of which the first writes to its input."""
+    """Two networks with the same weights. The first writes to its input."""
     torch.manual_seed(0)
     middle = [nn.BatchNorm2d(3)] if batchnorm else []
     layers = [nn.Conv2d(1, 3, 3, padding=1), *middle, nn.ReLU(), nn.Flatten(), nn.Linear(48, 6), nn.ReLU()]
-    plain = nn.Sequential(Copied(), *layers, nn.Linear(6, 2))
-    writing = nn.Sequential(Written(), *copy.deepcopy(list(plain)[1:]))
+    plain = nn.Sequential(OutOfPlace(), *layers, nn.Linear(6, 2))
+    writing = nn.Sequential(InPlace(), *copy.deepcopy(list(plain)[1:]))
     return (Wrapped(writing), Wrapped(plain)) if wrapped else (writing, plain)
 
 
@@ -79,7 +79,7 @@ def images_of(source: Data) -> list[Tensor]:
 
 
 def trained(net: nn.Module, **options: Any) -> tuple[list[Tensor], tuple[float, float]]:
-    """Weights and statistics after all phases, and the errors on the validation images."""
+    """Return weights and statistics after all phases, and the errors on the validation images."""
     source = halves()
     before = [x.clone() for x in images_of(source)]
     said = {"epochs": 4, "warmup_natural": 1, "warmup_adversarial": 1, "ramp": 1, "batch_size": 20, "eps": 0.1}
@@ -107,7 +107,7 @@ CASES: list[dict[str, Any]] = [{"method": name} for name in METHODS if name != "
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
-def test_training_is_that_of_the_twin_and_leaves_the_data_alone(case: dict[str, Any]) -> None:
+def test_training_equals_twin_and_keeps_the_data(case: dict[str, Any]) -> None:
     shape = {key: case[key] for key in ("batchnorm", "wrapped") if key in case}
     options = {key: value for key, value in case.items() if key not in shape}
     writing, plain = twins(**shape)
@@ -133,15 +133,15 @@ def records(net: nn.Module, x: Tensor, y: Tensor, by: str) -> list[tuple[Any, ..
 
 
 @pytest.mark.parametrize("by", ["ibp", "crown-ibp", "crown", "deepz", "alpha-crown", "refinezono", "complete"])
-def test_records_are_those_of_the_twin(by: str) -> None:
+def test_records_equal_twin(by: str) -> None:
     writing, plain, x, y = problem()
     found = records(writing, x, y, by)
     assert found == records(plain, x, y, by)
     assert {"robust", "misclassified", "falsified"} <= {verdict for _, _, _, verdict, *_ in found}
 
 
-def test_what_it_writes_does_not_move_the_box() -> None:
-    """The issue's case: around the halved image the ball would be certified; around the image itself it is broken."""
+def test_in_place_write_does_not_move_the_box() -> None:
+    """The ball around the halved image is robust; the ball around the image itself is not."""
 
     class Halving(nn.Module):
         def __init__(self) -> None:
@@ -161,7 +161,7 @@ def test_what_it_writes_does_not_move_the_box() -> None:
 
 
 @pytest.mark.parametrize("attack", [attacks.linf_pgd, linf_apgd])
-def test_attacks_are_those_of_the_twin(attack: Any) -> None:
+def test_attacks_equal_twin(attack: Any) -> None:
     writing, plain, x, y = problem()
     given, found = x.clone(), []
     for net in (writing, plain):
@@ -174,7 +174,7 @@ def test_attacks_are_those_of_the_twin(attack: Any) -> None:
 
 
 @pytest.mark.parametrize("attack", [attacks.linf_fgsm, attacks.linf_fgsm_random])
-def test_single_steps_are_those_of_the_twin(attack: Any) -> None:
+def test_single_steps_equal_twin(attack: Any) -> None:
     writing, plain, x, y = problem()
     found = []
     for net in (writing, plain):
@@ -183,7 +183,7 @@ def test_single_steps_are_those_of_the_twin(attack: Any) -> None:
     assert torch.equal(*found)
 
 
-def test_attack_all_and_radii_are_those_of_the_twin() -> None:
+def test_attack_all_and_radii_equal_twin() -> None:
     writing, plain, x, y = problem()
     given = x.clone()
     found = [attack_all(net, Split(given, y), 0.1, Attack(steps=5)) for net in (writing, plain)]
@@ -197,7 +197,7 @@ def test_attack_all_and_radii_are_those_of_the_twin() -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: Box.ball(x, 0.1), lambda x: Zonotope.ball(x, 0.1)])
-def test_a_copy_shares_nothing_that_is_written_to(wrap: Any) -> None:
+def test_copy_shares_no_mutable_state(wrap: Any) -> None:
     writing, plain, x, _ = problem()
     given = wrap(x)
     before = [x.clone()] if isinstance(given, Tensor) else [given.center, given.radius]

@@ -12,7 +12,7 @@ from torch import nn
 
 from advibp import UserError, nets
 from advibp.bounds import Box
-from advibp.execution.recompute import chains, groups, recomputing
+from advibp.execution.recompute import chains, groups, recompute_activations
 from advibp.methods import METHODS
 from advibp.objectives import Context
 from advibp.training import Training
@@ -110,7 +110,7 @@ def test_a_deep_chain_keeps_less(on_a_box: bool) -> None:
     kept = []
     for wanted in (False, True):
         hook = Kept()
-        with torch.autograd.graph.saved_tensors_hooks(hook, lambda t: t), recomputing(net, wanted):
+        with torch.autograd.graph.saved_tensors_hooks(hook, lambda t: t), recompute_activations(net, wanted):
             out = net(Box.ball(x, 0.1) if on_a_box else x)
             assert out.requires_grad
         kept.append(sum(hook.seen.values()))
@@ -127,7 +127,7 @@ def test_groups_are_the_chain_in_order() -> None:
 
 def test_a_network_is_its_own_afterwards() -> None:
     net = nets.build(CHAIN, (1, 4, 4), 2)
-    with recomputing(net):
+    with recompute_activations(net):
         assert "forward" in vars(net)
     assert "forward" not in vars(net)
     pickle.dumps(net)

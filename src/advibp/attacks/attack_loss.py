@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from advibp.errors import UserError
-from advibp.execution.image_gradient import image
+from advibp.execution.image_gradient import as_image
 from advibp.execution.own_copy import run_on_copy
 
 Net = Callable[[Tensor], Tensor]
@@ -54,7 +54,7 @@ def gradient_sign(net: Net, x: Tensor, loss: Callable[[Tensor], Tensor]) -> tupl
     """
     x = x.detach().requires_grad_()
     with torch.enable_grad():
-        logits = run_on_copy(net, image(x))
+        logits = run_on_copy(net, as_image(x))
         (grad,) = torch.autograd.grad(loss(logits).sum(), x)
     return grad.sign_(), logits.detach()
 

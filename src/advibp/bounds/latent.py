@@ -33,7 +33,7 @@ from advibp.bounds.graph.nodes import map_leaves
 from advibp.bounds.graph.relu_inputs import RELUS, entering_relus
 from advibp.bounds.zonotope import RULES
 from advibp.errors import UserError
-from advibp.execution.image_gradient import image
+from advibp.execution.image_gradient import as_image
 
 _EXACT = "convolution linear matmul batch_norm add sub rsub neg mul div positive pad join view same dropout metadata"
 
@@ -73,7 +73,7 @@ class LatentZonotope:
         parts = e.split([shape[1:].numel() for shape in self._shapes], 1)
         noise = (part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True))
         x = torch.addcmul(self._box.center, self._box.radius, next(noise))
-        return self._run([relu and partial(relu, next(noise)) for relu in self._relus], image(x))
+        return self._run([relu and partial(relu, next(noise)) for relu in self._relus], as_image(x))
 
     def __call__(self, e: Tensor) -> Any:
         """The network's output there."""

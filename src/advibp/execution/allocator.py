@@ -1,23 +1,33 @@
-"""Freed memory is kept for the next step instead of going back to the system.
+"""Keep freed memory in the process instead of returning it to the operating system.
 
-glibc gives every large block (beyond a threshold that is 32 MB at most, and 128 kB at first) back to the system when it
-is freed, and each page of the next one costs a fault when it is touched first. A training step frees and takes the same
-blocks again and again: on CPUs that took an eighth to a quarter of it.
+glibc returns every large block to the system when it is freed. (The threshold is 128 kB at first and 32 MB at most.)
+Each page of the next block then costs a page fault. A training step frees and allocates the same blocks again and
+again: on CPUs these faults took 12 % to 25 % of its time.
 """
 
 from __future__ import annotations
 
 import ctypes
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
-_MOST = 2**31 - 1
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # options of mallopt(3)
+_MAX_BYTES = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc so, for this process, for good; False where there is no glibc. The command line does it itself."""
+    """Tell glibc to keep freed memory, for this process and until it ends.
+
+    The command line does this by itself. Call it at the start of a training script of your own.
+
+    Returns:
+        Whether it worked; False on systems without glibc.
+
+    Example:
+        >>> import advibp
+        >>> worked = advibp.keep_freed_memory()
+    """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):
         return False
-    wanted = ((_MMAP_THRESHOLD, _MOST), (_TRIM_THRESHOLD, _MOST), (_TOP_PAD, 2**26))
-    return all(bool(mallopt(option, value)) for option, value in wanted)
+    options = ((_MMAP_THRESHOLD, _MAX_BYTES), (_TRIM_THRESHOLD, _MAX_BYTES), (_TOP_PAD, 2**26))
+    return all(bool(mallopt(option, value)) for option, value in options)

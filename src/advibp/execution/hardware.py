@@ -1,4 +1,4 @@
-"""The machine that a number was measured on."""
+"""Description of the machine on which a number was measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from advibp.version import __version__
 
 
 def hardware() -> dict[str, Any]:
-    """Processor, cores, threads and versions, as they are kept beside every measured number."""
+    """Return processor, cores, threads and versions, which are stored beside every measured number."""
     return {
         "machine": platform.machine(),
         "processor": _processor(),

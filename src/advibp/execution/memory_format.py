@@ -1,4 +1,4 @@
-"""The memory layout of a network's weights: channels_last while it is trained, where that is faster."""
+"""Memory layout of a network's weights: channels_last during training where that is faster."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from torch import Tensor, nn
 
 
 def prefers_channels_last(net: nn.Module, device: torch.device) -> bool:
-    """From three convolutions on channels_last makes a CPU's step faster, by up to a sixth; docs/performance.md."""
+    """Return whether channels_last is faster: on a CPU, with three or more convolutions (docs/performance.md)."""
     return device.type == "cpu" and sum(isinstance(module, nn.Conv2d) for module in net.modules()) >= 3
 
 
 def to_channels_last(net: nn.Module) -> None:
+    """Convert the weights of `net` to channels_last, in place."""
     net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def laid_out_like(value: Tensor, model: Tensor) -> Tensor:
-    """`value` with the strides of `model`, of the same shape: fused optimisers take no others."""
+def match_layout(value: Tensor, model: Tensor) -> Tensor:
+    """Return `value` with the strides of `model`, which has the same shape; fused optimizers require them."""
     if value.stride() == model.stride():
         return value
     return torch.empty_like(model, dtype=value.dtype, device=value.device).copy_(value)
 
 
 @contextmanager
-def layout_kept(net: nn.Module) -> Iterator[None]:
-    """Whatever happens inside, every weight has its old strides afterwards: the module stays its owner's."""
+def preserve_layout(net: nn.Module) -> Iterator[None]:
+    """Restore the strides of every weight on exit."""
     strides = [(p, p.stride()) for p in net.parameters() if p.dim() == 4]
     try:
         yield

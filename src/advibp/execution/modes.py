@@ -1,4 +1,4 @@
-"""The mode of every layer, training or evaluation, is the user's: who changes it gives it back."""
+"""Restore the mode of every layer, training or evaluation, after code that changes it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import nn
 
 
 @contextmanager
-def modes_kept(net: nn.Module) -> Iterator[None]:
-    """Whatever happens inside, every layer is in the mode it came in afterwards."""
+def preserve_modes(net: nn.Module) -> Iterator[None]:
+    """Restore the mode of every layer on exit."""
     modes = [(module, module.training) for module in net.modules()]
     try:
         yield

@@ -1,7 +1,7 @@
-"""Less memory for more time: what is within a group of layers is computed again in the backward pass.
+"""Activation checkpointing: recompute activations in the backward pass to save memory.
 
-A chain of n layers then keeps about sqrt(n) of its values at a time, plus those of the group that is being computed,
-instead of n. It works on every `nn.Sequential` of a network; what else a network does is kept as usual.
+The children of an `nn.Sequential` with n layers are put into about sqrt(n) groups. Only the inputs of the groups, and
+the activations of the group that is being computed, are kept in memory. Other modules keep all activations as usual.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 def chains(net: nn.Module) -> list[nn.Sequential]:
-    """The outermost chains with at least four children that hold weights; none with a forward of its own."""
+    """Return the outermost plain `nn.Sequential` modules that have at least four children with weights."""
     plain = type(net).forward is nn.Sequential.forward and "forward" not in vars(net)
     if isinstance(net, nn.Sequential) and plain and sum(_has_weights(child) for child in net) >= 4:
         return [net]
@@ -26,7 +26,7 @@ def chains(net: nn.Module) -> list[nn.Sequential]:
 
 
 def groups(chain: nn.Sequential) -> list[nn.Sequential]:
-    """About sqrt(n) groups of the n children with weights, each with what follows them. Shares the children."""
+    """Split n children with weights, and the layers after them, into about sqrt(n) groups. They share the children."""
     starts = [k for k, child in enumerate(chain) if _has_weights(child)]
     every = math.ceil(math.sqrt(len(starts)))
     ends = [0, *starts[every::every], len(chain)]
@@ -38,16 +38,16 @@ def _has_weights(module: nn.Module) -> bool:
 
 
 @contextmanager
-def recomputing(net: Any, wanted: bool = True) -> Iterator[None]:
-    """Passes that are made inside keep less for their backward pass, which must be made inside, too."""
-    found = chains(net) if wanted and isinstance(net, nn.Module) else []
-    for chain in found:
+def recompute_activations(net: Any, enabled: bool = True) -> Iterator[None]:
+    """Recompute the activations of passes inside this context, whose backward passes must also be inside it."""
+    sequentials = chains(net) if enabled and isinstance(net, nn.Module) else []
+    for chain in sequentials:
         chain.forward = _through(groups(chain))  # type: ignore[method-assign]
     try:
         yield
     finally:
-        for chain in found:
-            del chain.forward  # the class's own again
+        for chain in sequentials:
+            del chain.forward  # the method of the class is visible again
 
 
 def _through(parts: list[nn.Sequential]) -> Any:
@@ -57,8 +57,8 @@ def _through(parts: list[nn.Sequential]) -> Any:
                 value = part(value)
             return value
         for part in parts[:-1]:
-            # A copy, for a layer may write to it, and what is computed again must begin with the same.
+            # A copy: a layer may write to its input, and the second computation needs the same input.
             value = checkpoint(lambda v, p=part: p(v.clone()), value, use_reentrant=False)
-        return parts[-1](value)  # its values would be computed again at once
+        return parts[-1](value)  # recompute_activations the last group would save nothing
 
     return forward

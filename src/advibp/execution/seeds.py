@@ -40,8 +40,10 @@ def mix_to_32_bits(*numbers: int) -> int:
 
 
 def seed_everything(seed: int, device: torch.device) -> None:
-    """Seed the generators that a step on this device may draw from. torch.manual_seed also looks for devices that are
-    not there, which takes longer than a small layer."""
+    """Seed the generators that a step on this device may draw from.
+
+    On a CPU this avoids torch.manual_seed, which also looks for other devices and takes longer than a small layer.
+    """
     if device.type == "cpu":
         torch.default_generator.manual_seed(seed)
     else:
@@ -49,8 +51,8 @@ def seed_everything(seed: int, device: torch.device) -> None:
 
 
 @contextmanager
-def untouched_global_state() -> Iterator[None]:
-    """Training seeds torch's global generator and sets the thread count; the caller gets both back."""
+def preserve_global_state() -> Iterator[None]:
+    """Restore torch's global random state and thread count on exit."""
     threads = torch.get_num_threads()
     with torch.random.fork_rng():
         try:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from advibp.execution.modes import modes_kept
+from advibp.execution.modes import preserve_modes
 from advibp.nets.building import checked_shape
 from advibp.nets.structures import Conv
 
@@ -33,7 +33,7 @@ def summary(net: nn.Module, input_shape: Sequence[int] = (1, 28, 28)) -> list[Ro
     hooks = [m.register_forward_hook(note) for m in layers]
     like = next(net.parameters(), torch.empty(0))
     try:
-        with modes_kept(net), torch.no_grad():  # eval: a dry run must not touch BatchNorm's statistics
+        with preserve_modes(net), torch.no_grad():  # eval: a dry run must not touch BatchNorm's statistics
             net.eval()(torch.zeros(1, *checked_shape(input_shape), dtype=like.dtype, device=like.device))
     finally:
         for hook in hooks:

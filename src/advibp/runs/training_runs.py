@@ -20,10 +20,10 @@ from advibp.data import Data, Split
 from advibp.display.terminal import Terminal, printable
 from advibp.errors import UserError
 from advibp.execution.hardware import hardware
-from advibp.execution.memory_format import layout_kept
-from advibp.execution.modes import modes_kept
+from advibp.execution.memory_format import preserve_layout
+from advibp.execution.modes import preserve_modes
 from advibp.execution.own_copy import run_on_copy
-from advibp.execution.seeds import untouched_global_state
+from advibp.execution.seeds import preserve_global_state
 from advibp.methods import METHODS, Method
 from advibp.recipe import Recipe
 from advibp.runs.next_steps import has_command, how_to_go_on
@@ -145,7 +145,7 @@ def train(
         recipe = Recipe.load(recipe, user_method, **{"data": data.name, "net": type(net).__name__, **options})
     folder = RunFolder(path) if path is not None else None
     continues = folder is not None and resume and folder.exists
-    with StopRequest() as stop, untouched_global_state(), modes_kept(net), layout_kept(net), ExitStack() as locks:
+    with StopRequest() as stop, preserve_global_state(), preserve_modes(net), preserve_layout(net), ExitStack() as locks:
         if folder and continues:
             check_same_run(folder, recipe)
             locks.enter_context(folder.held())
@@ -345,7 +345,7 @@ def first_net(recipe: Recipe, data: Data, *, weights: bool = True) -> nn.Module:
 def _learn_shapes(net: nn.Module, data: Data) -> None:
     """Run lazy layers on one image, which creates their parameters."""
     try:
-        with modes_kept(net):
+        with preserve_modes(net):
             run_on_copy(net.eval(), data.validation.x[:1])  # evaluation mode keeps BatchNorm's statistics
     except Exception as error:  # user code may raise anything
         raise UserError(f"The network can't run on images of shape {data.input_shape}: {error}") from error

@@ -16,7 +16,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from advibp.errors import UserError
-from advibp.execution.memory_format import laid_out_like
+from advibp.execution.memory_format import match_layout
 
 try:
     import fcntl
@@ -198,7 +198,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor])
     for name, value in tensors.items():
         number, key = name.split(".", 1)
         like = params[int(number)]
-        state.setdefault(int(number), {})[key] = laid_out_like(value, like) if value.shape == like.shape else value
+        state.setdefault(int(number), {})[key] = match_layout(value, like) if value.shape == like.shape else value
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 

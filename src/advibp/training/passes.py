@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from advibp.execution import batchnorm
-from advibp.execution.recompute import recomputing
+from advibp.execution.recompute import recompute_activations
 from advibp.objectives import DEFAULT_CONTEXT, Context, Objective
 from advibp.training.stages import Stages
 from advibp.weighting import FlatGradients
@@ -100,7 +100,8 @@ class Passes:
         net, rows = self.stages.net, (0, 1) if lower and upper else (-1, -1)
         lower_loss = upper_loss = fosc = None
         inputs = self.stages.inputs(x, eps)
-        with batchnorm.step(net, self.trains_batchnorm) as statistics, recomputing(inputs.net, self.recompute):
+        recompute = recompute_activations(inputs.net, self.recompute)
+        with batchnorm.step(net, self.trains_batchnorm) as statistics, recompute:
             if statistics and self.captures_clean(lower, upper):
                 statistics.capture(inputs.net, self.stages.clean(x))
             if lower:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from advibp.data import Split
 from advibp.display.progress import Counting
 from advibp.errors import UserError
-from advibp.execution.modes import modes_kept
+from advibp.execution.modes import preserve_modes
 from advibp.storage import checkpoint
 from advibp.verify.argument_checks import (
     check_callable,
@@ -134,7 +134,7 @@ def certify(
     if command and folder is None:
         raise UserError("command is written to the summary, which needs a folder; give out, or leave command out.")
     chosen = _choose(len(images), sample, seed)
-    with torch.inference_mode(False), full_precision(), modes_kept(net), ExitStack() as stack:
+    with torch.inference_mode(False), full_precision(), preserve_modes(net), ExitStack() as stack:
         counting = stack.enter_context(Counting("certifying"))
         net.eval()
         kind, weights = arithmetic_of(net, arithmetic), weights_fingerprint(net)

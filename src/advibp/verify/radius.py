@@ -15,7 +15,7 @@ from advibp.bounds import Box
 from advibp.bounds.rounded import Rounded
 from advibp.display.progress import Counting
 from advibp.errors import UserError
-from advibp.execution.modes import modes_kept
+from advibp.execution.modes import preserve_modes
 from advibp.execution.own_copy import run_on_copy
 from advibp.storage import checkpoint
 from advibp.storage.json_lines import Fields, read_lines, to_line
@@ -125,7 +125,7 @@ def largest_proved_eps(
     if not is_finite(tolerance) or not tolerance >= 0:
         raise UserError(f"tolerance is {shortened(tolerance)}, but must be a number of at least 0, such as 1e-4.")
     provers = in_order(by, list(bounding_verifiers()))
-    with full_precision(), modes_kept(net):
+    with full_precision(), preserve_modes(net):
         net.eval()
         kind = arithmetic_of(net, arithmetic)
         check_arithmetic(provers, kind)
@@ -245,7 +245,13 @@ def radii(
     verifiers, attack = in_order(by, list(bounding_verifiers())), attack or Attack()
     batch_size, seed = check_whole("batch_size", batch_size, 1), check_whole("seed", seed)
     results: list[Radius] = []
-    with full_precision(), modes_kept(net), ExitStack() as stack, Counting("bisecting") as counting, torch.no_grad():
+    with (
+        full_precision(),
+        preserve_modes(net),
+        ExitStack() as stack,
+        Counting("bisecting") as counting,
+        torch.no_grad(),
+    ):
         net.eval()
         kind, weights = arithmetic_of(net, arithmetic), weights_fingerprint(net)
         check_arithmetic(verifiers, kind)
