@@ -1,4 +1,4 @@
-"""First weights: their spread, and the boxes they make."""
+"""Initial weights: their spread, and the width of boxes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from advibp import Box, nets
 
 
-def test_ibp_init_has_the_stated_spread_and_spares_the_last_layer() -> None:
+def test_ibp_init_has_the_documented_spread_except_in_the_last_layer() -> None:
     plain, net = nets.build("dm-small", seed=3), nets.build("dm-small", seed=3, init="ibp")
     layers = [m for m in net if isinstance(m, nn.Conv2d | nn.Linear)]
     for layer in layers[:-1]:
@@ -24,7 +24,7 @@ def test_ibp_init_has_the_stated_spread_and_spares_the_last_layer() -> None:
     assert torch.equal(layers[-1].bias, plain[-1].bias)
 
 
-def test_ibp_init_serves_any_module() -> None:
+def test_ibp_init_works_on_any_module() -> None:
     class Mine(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -37,7 +37,7 @@ def test_ibp_init_serves_any_module() -> None:
     assert torch.equal(net.last.weight, last)
 
 
-def test_ibp_init_leaves_batchnorm_as_it_was() -> None:
+def test_ibp_init_does_not_change_batchnorm() -> None:
     net = nets.build("cnn7-narrow", seed=0)
     for layer in net:
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
@@ -53,18 +53,18 @@ def width(net: nn.Module, x: torch.Tensor) -> float:
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("batchnorm", [True, False])
 def test_a_residual_block_keeps_the_width_of_a_box(stride: int, batchnorm: bool) -> None:
-    """In expectation; torch's own weights make it several times wider."""
+    """In expectation. With torch's weights the box becomes several times wider."""
     torch.manual_seed(0)
     x = torch.zeros(4, 32, 16, 16)
     block, plain = (nets.Residual(32, 32, stride, batchnorm=batchnorm) for _ in range(2))
     nets.ibp_init(nn.Sequential(block, nn.Linear(1, 1)))
-    # The border's zeros are of no width: there are fewer summands there, so a little is lost.
+    # Padding has width zero, so sums at the border have fewer terms.
     assert 0.7 < width(block, x) < 1.1
     assert width(plain, x) > 2
 
 
 @pytest.mark.parametrize("name", ["dm-small", "cnn7-narrow", "resnet-small"])
-def test_boxes_neither_explode_nor_vanish_on_their_way_to_the_last_layer(name: str) -> None:
+def test_boxes_neither_explode_nor_vanish(name: str) -> None:
     x = torch.rand(4, 1, 28, 28)
     ibp, plain = (nets.build(name, init=init, seed=0)[:-1] for init in ("ibp", "default"))
     assert 0.2 < width(ibp, x) < 2

@@ -13,8 +13,8 @@ from advibp import Box, nets
 SMALL = "Conv 4 3x3+1p1 BN, Res 4+1 BN, Res 6+2 BN, Res 5+1, FC 8 BN"
 
 
-def worn(net: nn.Module, seed: int) -> nn.Module:
-    """In evaluation and float64, with statistics, scales and shifts as after some training, of both signs."""
+def with_statistics(net: nn.Module, seed: int) -> nn.Module:
+    """Return the network in evaluation mode and float64, with statistics and scales of both signs as after training."""
     generator = torch.Generator().manual_seed(seed)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
@@ -33,8 +33,8 @@ def worn(net: nn.Module, seed: int) -> nn.Module:
     seed=st.integers(0, 2**31),
 )
 @torch.no_grad()
-def test_box_holds_what_the_network_does_to_its_members(spec: str, init: nets.Init, eps: float, seed: int) -> None:
-    net = worn(nets.build(spec, (2, 8, 8), 3, init=init, seed=seed, mean=0.4, std=0.3), seed)
+def test_bounds_contain_sampled_points(spec: str, init: nets.Init, eps: float, seed: int) -> None:
+    net = with_statistics(nets.build(spec, (2, 8, 8), 3, init=init, seed=seed, mean=0.4, std=0.3), seed)
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(2, 2, 8, 8, dtype=torch.float64, generator=generator)
     out = net(Box.ball(x, eps))
@@ -50,8 +50,8 @@ def test_box_holds_what_the_network_does_to_its_members(spec: str, init: nets.In
 
 
 @pytest.mark.parametrize(("channels", "filters", "stride"), [(3, 3, 1), (3, 5, 1), (3, 3, 2), (3, 5, 3)])
-def test_residual_block_is_the_sum_of_its_branches(channels: int, filters: int, stride: int) -> None:
-    block = worn(nets.Residual(channels, filters, stride), 0)
+def test_residual_block_adds_its_branches(channels: int, filters: int, stride: int) -> None:
+    block = with_statistics(nets.Residual(channels, filters, stride), 0)
     x = torch.rand(2, channels, 7, 10, dtype=torch.float64)
     out = block(x)
     assert out.shape == (2, filters, -(-7 // stride), -(-10 // stride))

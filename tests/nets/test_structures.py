@@ -1,4 +1,4 @@
-"""The grammar and the structures that have a name, as networks."""
+"""The notation for networks, and the networks that have a name."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ structures = (
 )
 
 
-def spelled(layers: Layers) -> str:
+def text_of(layers: Layers) -> str:
     return ", ".join(str(layer) for layer in layers)
 
 
 def weights(layers: Layers, shape: tuple[int, int, int], classes: int) -> int:
-    """The number of parameters, by hand."""
+    """Return the number of parameters, computed from the layers."""
     channels, *sizes = shape
     total, inputs = 0, 0
     for layer in layers:
@@ -61,14 +61,14 @@ def weights(layers: Layers, shape: tuple[int, int, int], classes: int) -> int:
 
 
 @given(structures)
-def test_what_is_spelled_is_what_is_parsed(layers: Layers) -> None:
-    assert nets.parse(spelled(layers)) == layers
+def test_parse_inverts_str(layers: Layers) -> None:
+    assert nets.parse(text_of(layers)) == layers
 
 
 @given(structures, st.integers(1, 3), st.integers(2, 5))
-def test_built_network_has_the_spelled_layers(layers: Layers, channels: int, classes: int) -> None:
+def test_built_network_has_the_given_layers(layers: Layers, channels: int, classes: int) -> None:
     shape = (channels, 23, 19)
-    net = nets.build(spelled(layers), shape, classes)
+    net = nets.build(text_of(layers), shape, classes)
     rows = nets.summary(net, shape)
     assert (
         sum(row.parameters for row in rows)
@@ -88,7 +88,7 @@ def test_any_text_is_a_network_or_a_user_error(text: str) -> None:
         layers = nets.parse(text)
     except UserError:
         return
-    assert nets.parse(spelled(layers)) == layers
+    assert nets.parse(text_of(layers)) == layers
 
 
 @pytest.mark.parametrize("name", nets.STRUCTURES)
@@ -116,7 +116,7 @@ def test_a_narrow_cnn7_is_cnn7_with_a_quarter_of_its_widths() -> None:
     ]
 
 
-def test_batchnorm_stands_between_each_layer_and_its_relu() -> None:
+def test_batchnorm_is_between_each_layer_and_its_relu() -> None:
     net = nets.build("cnn7", (3, 32, 32))
     kinds = [type(module) for module in net]
     conv = [nn.Conv2d, nn.BatchNorm2d, nn.ReLU]
@@ -124,7 +124,7 @@ def test_batchnorm_stands_between_each_layer_and_its_relu() -> None:
     assert net[15](net[:15](torch.rand(2, 3, 32, 32))).shape == (2, 128 * 16 * 16)
 
 
-def test_only_what_can_be_built_is_known() -> None:
+def test_is_known() -> None:
     assert nets.is_known("Conv 16 4x4+2p1 BN, Res 8+1, FC 5")
     assert not any(nets.is_known(spec) for spec in ("MyNet", "Conv", "Res", "FC 5, Conv 1 2x2+1", "net.py:make"))
 
@@ -151,7 +151,7 @@ PINNED = {
 }
 
 
-def test_the_papers_16_structures_are_pinned() -> None:
+def test_the_papers_16_structures_do_not_change() -> None:
     assert set(PINNED) == set(nets.PAPER)
 
 
@@ -178,7 +178,7 @@ def test_width_comes_before_height() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ("", "Unknown network"),
         ("dm-smal", "did you mean 'dm-small'"),
@@ -195,8 +195,8 @@ def test_width_comes_before_height() -> None:
         ("Conv 16 4x4+2, dm-small", "'dm-small'"),
         ("Conv 16 4x4+2p", "'Conv 16 4x4+2p'"),
         ("Conv 16 4x4+2BN", "'Conv 16 4x4+2BN'"),
-        ("Conv 16 4x3+2p3", "as wide as its kernel"),
-        ("Conv 16 4x4+2p99999999999999999999", "as wide as its kernel"),
+        ("Conv 16 4x3+2p3", "as large as its kernel"),
+        ("Conv 16 4x4+2p99999999999999999999", "as large as its kernel"),
         ("Res 16", "'Res 16'"),
         ("Res 0+1", "zero"),
         ("Res 16+0 BN", "zero"),
@@ -210,14 +210,14 @@ def test_width_comes_before_height() -> None:
         (7, "not 7"),
     ],
 )
-def test_bad_spec(spec: str, said: str) -> None:
+def test_bad_spec(spec: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         nets.build(spec)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"input_shape": (28, 28)}, "channels, height, width"),
         ({"input_shape": (1, 0, 28)}, "positive sizes"),
@@ -233,10 +233,10 @@ def test_bad_spec(spec: str, said: str) -> None:
         ({"std": ()}, "finite"),
     ],
 )
-def test_bad_options(options: dict[str, object], said: str) -> None:
+def test_bad_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(UserError) as caught:
         nets.build("dm-small", **options)  # type: ignore[arg-type]
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_normalize_is_the_first_layer_and_acts_per_channel() -> None:
@@ -252,7 +252,7 @@ def test_normalize_is_the_first_layer_and_acts_per_channel() -> None:
 
 @pytest.mark.parametrize("name", ["a", "cnn7-narrow", "resnet-small"])
 @pytest.mark.parametrize("init", ["ibp", "default"])
-def test_seed_is_deterministic_and_leaves_the_global_stream_alone(name: str, init: nets.Init) -> None:
+def test_seed_is_deterministic_and_keeps_the_global_state(name: str, init: nets.Init) -> None:
     before = torch.random.get_rng_state()
     first, again, other = (nets.build(name, seed=seed, init=init) for seed in (1, 1, 2))
     assert torch.equal(before, torch.random.get_rng_state())
@@ -260,7 +260,7 @@ def test_seed_is_deterministic_and_leaves_the_global_stream_alone(name: str, ini
     assert not torch.equal(first[0].weight, other[0].weight)
 
 
-def test_summary_leaves_the_network_as_it_was() -> None:
+def test_summary_does_not_change_the_network() -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Flatten())
     net[0].eval()
     rows = nets.summary(net, (1, 5, 5))

@@ -1,4 +1,4 @@
-"""Networks of one's own: what runs, and what is told when it does not."""
+"""Networks loaded from a user's function: what works, and the error messages."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def written(folder: Path, **files: str) -> Path:
+def write_files(folder: Path, **files: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name, code in files.items():
         (folder / f"{name}.py").write_text(code)
@@ -82,15 +82,15 @@ def test_the_network_can_be_pickled(file: Path) -> None:
     assert torch.equal(pickle.loads(pickle.dumps(net))(x), net(x))
 
 
-def test_what_it_prints_leaves_stdout_alone(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_goes_to_stderr(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nets.from_file(f"{file}:loud")
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err == "hello\n"
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err == "hello\n"
 
 
-def test_neighbours_can_be_imported_and_the_path_is_as_before(tmp_path: Path) -> None:
-    written(
+def test_neighbors_can_be_imported_and_sys_path_is_restored(tmp_path: Path) -> None:
+    write_files(
         tmp_path,
         net="from dataclasses import dataclass\nimport my_blocks\ndef make(): return my_blocks.block()",
         my_blocks="from torch import nn\ndef block(): return nn.Linear(2, 5)",
@@ -100,33 +100,33 @@ def test_neighbours_can_be_imported_and_the_path_is_as_before(tmp_path: Path) ->
     assert sys.path == before
 
 
-def test_neighbours_of_the_same_name_are_each_files_own(tmp_path: Path) -> None:
-    """Python would keep the first file's neighbour, and the second would silently be another network."""
+def test_each_file_gets_its_own_neighbors(tmp_path: Path) -> None:
+    """Python caches the first file's neighbor, so the second file would silently get the wrong module."""
     for width in (3, 4):
-        written(
+        write_files(
             tmp_path / str(width),
             net="import my_blocks, my_package.deep\ndef make(): return my_blocks.block()",
             my_blocks=f"from torch import nn\ndef block(): return nn.Linear(2, {width})",
         )
-        written(tmp_path / str(width) / "my_package", __init__="", deep="")
+        write_files(tmp_path / str(width) / "my_package", __init__="", deep="")
     for width in (3, 4, 3):
         assert nets.from_file(f"{tmp_path / str(width) / 'net.py'}:make").out_features == width
         assert Path(sys.modules["my_package.deep"].__file__ or "").parents[1].name == str(width)
 
 
-def test_what_lies_deeper_in_the_folder_is_not_a_neighbour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A virtual environment in the folder: what was imported from it stays, as it may not bear being loaded twice."""
-    written(tmp_path / "venv" / "site-packages", installed_thing="")
+def test_installed_modules_are_not_reloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules imported from a virtual environment in the folder are not loaded twice."""
+    write_files(tmp_path / "venv" / "site-packages", installed_thing="")
     monkeypatch.syspath_prepend(str(tmp_path / "venv" / "site-packages"))
-    written(tmp_path, net="import installed_thing\nfrom torch import nn\ndef make(): return nn.Linear(2, 2)")
+    write_files(tmp_path, net="import installed_thing\nfrom torch import nn\ndef make(): return nn.Linear(2, 2)")
     nets.from_file(f"{tmp_path / 'net.py'}:make")
     loaded = sys.modules["installed_thing"]
     nets.from_file(f"{tmp_path / 'net.py'}:make")
     assert sys.modules["installed_thing"] is loaded
 
 
-def test_an_importable_module_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written(tmp_path / "vision", __init__="", small="from torch import nn\ndef make(): return nn.Linear(2, 6)")
+def test_importable_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files(tmp_path / "vision", __init__="", small="from torch import nn\ndef make(): return nn.Linear(2, 6)")
     monkeypatch.chdir(tmp_path)
     assert nets.is_own("vision.small:make")
     assert nets.from_file("vision.small:make").out_features == 6
@@ -134,7 +134,7 @@ def test_an_importable_module_will_do(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("leaves", "ended the program (exit 3)"),
         ("needs", "needs arguments (width, depth, classes)"),
@@ -143,19 +143,19 @@ def test_an_importable_module_will_do(tmp_path: Path, monkeypatch: pytest.Monkey
         ("nothing", "returned NoneType"),
         ("fails", "with RuntimeError: not today"),
         ("late", "needs the module 'no_such_module_at_all'"),
-        ("instance", "is a network already"),
+        ("instance", "is already a network"),
         ("constant", "has no function 'constant'"),
         ("god", "did you mean good?"),
     ],
 )
-def test_what_is_told(file: Path, name: str, said: str) -> None:
+def test_error_messages(file: Path, name: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         nets.from_file(f"{file}:{name}")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["fails", "leaves", "late"])
-def test_the_line_is_told(file: Path, name: str) -> None:
+def test_error_message_has_the_line(file: Path, name: str) -> None:
     with pytest.raises(UserError) as caught:
         nets.from_file(f"{file}:{name}")
     line = int(str(caught.value).partition(" in line ")[2].split()[0])
@@ -164,7 +164,7 @@ def test_the_line_is_told(file: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         ("def make(:", "SyntaxError"),
         ("raise SystemExit('bye')", "ended the program (exit bye)"),
@@ -173,16 +173,16 @@ def test_the_line_is_told(file: Path, name: str) -> None:
         ("\0", "null bytes"),
     ],
 )
-def test_a_file_that_does_not_run(tmp_path: Path, code: str, said: str) -> None:
-    written(tmp_path, broken=code)
+def test_file_that_does_not_run(tmp_path: Path, code: str, message: str) -> None:
+    write_files(tmp_path, broken=code)
     with pytest.raises(UserError) as caught:
         nets.from_file(f"{tmp_path / 'broken.py'}:make")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "advibp_own_broken" not in sys.modules
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ("nowhere.py:net", "is not a Python file"),
         ("nowhere.py:", "is not a Python file"),
@@ -192,15 +192,15 @@ def test_a_file_that_does_not_run(tmp_path: Path, code: str, said: str) -> None:
         ("torch.nn:Linear", "needs arguments (in_features, out_features)"),
     ],
 )
-def test_places_where_there_is_none(spec: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_specs(spec: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as caught:
         nets.from_file(spec)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_an_interrupt_is_not_swallowed(tmp_path: Path) -> None:
-    written(tmp_path, slow="raise KeyboardInterrupt")
+def test_keyboard_interrupt_is_raised(tmp_path: Path) -> None:
+    write_files(tmp_path, slow="raise KeyboardInterrupt")
     before = list(sys.path)
     with pytest.raises(KeyboardInterrupt):
         nets.from_file(f"{tmp_path / 'slow.py'}:make")
@@ -208,5 +208,5 @@ def test_an_interrupt_is_not_swallowed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spec", [*nets.STRUCTURES, "Conv 16 4x4+2, FC 100", "MyNet", "a:b:c", "Res 1+1: no"])
-def test_no_structure_is_mistaken_for_ones_own(spec: str) -> None:
+def test_structures_are_not_user_networks(spec: str) -> None:
     assert not nets.is_own(spec)

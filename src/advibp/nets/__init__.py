@@ -1,4 +1,4 @@
-"""Networks by name or in the paper's words, and networks of one's own. Knows only torch."""
+"""Networks given by a name, by a text in the paper's notation, or by a user's function. Depends on torch only."""
 
 from advibp.nets.building import build
 from advibp.nets.initialization import Init, ibp_init

@@ -1,4 +1,4 @@
-"""From a text to a plain ``nn.Sequential``."""
+"""Build an ``nn.Sequential`` from a text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from advibp.nets.initialization import Init, ibp_init
 from advibp.nets.layers import Normalize, Residual
 from advibp.nets.structures import FC, Conv, Layer, Res, parse
 
-# Beyond this a typing slip would ask for tens of gigabytes before anyone could say what was wrong.
+#: Layers with more weights are rejected: a typo could otherwise allocate tens of gigabytes.
 MAX_LAYER_WEIGHTS = 2**31
 
 
@@ -27,10 +27,32 @@ def build(
     init: Init = "ibp",
     seed: int | None = None,
 ) -> nn.Sequential:
-    """The network ``spec`` for images of ``input_shape`` (C, H, W): (B, C, H, W) -> (B, classes).
+    """Build the network ``spec``.
 
-    With ``mean`` or ``std`` its first layer is `Normalize`. ``seed`` fixes the initial weights and leaves torch's
-    global random state as it was.
+    Args:
+        spec: a name such as ``"dm-small"`` (see `STRUCTURES`) or a text such as ``"Conv 16 4x4+2, FC 100"`` (see
+            `parse`).
+        input_shape: shape of one image, (C, H, W). Default: (1, 28, 28).
+        classes: number of classes, at least 2. Default: 10.
+        mean: mean of the pixels, one number or one per channel. With ``mean`` or ``std`` the first layer is
+            `Normalize`.
+        std: standard deviation of the pixels, one number or one per channel.
+        init: initial weights, ``"ibp"`` (see `ibp_init`, the default) or ``"default"`` (torch's).
+        seed: seed of the initial weights. With a seed, torch's global random state does not change. Default: None, draw
+            from the global random state.
+
+    Returns:
+        A network (B, C, H, W) -> logits (B, classes).
+
+    Raises:
+        UserError: if ``spec`` cannot be read or does not fit ``input_shape``.
+
+    Example:
+        >>> import torch
+        >>> from advibp import nets
+        >>> net = nets.build("Conv 4 4x4+2, FC 20", input_shape=(1, 28, 28), classes=10, seed=0)
+        >>> net(torch.rand(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
     """
     layers = parse(spec)
     shape = checked_shape(input_shape)
@@ -46,6 +68,7 @@ def build(
 
 
 def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape as a tuple of positive sizes, or raise."""
     sizes = tuple(shape) if isinstance(shape, Sequence) else ()
     if not sizes or not all(_is_count(size) for size in sizes):
         raise UserError(f"input_shape must be positive sizes such as (1, 28, 28), not {shape!r}.")
@@ -64,6 +87,7 @@ def _assemble(
     std: float | Sequence[float] | None,
     init: Init,
 ) -> nn.Sequential:
+    """Build the modules of all layers and of the implied last one."""
     modules: list[nn.Module] = []
     if mean is not None or std is not None:
         modules.append(_normalize(0.0 if mean is None else mean, 1.0 if std is None else std, shape))
@@ -72,19 +96,19 @@ def _assemble(
         if isinstance(layer, FC) and not flat:
             modules.append(nn.Flatten())
             flat = True
-        made, shape = _made(layer, shape)
-        modules += made
-    net = nn.Sequential(*modules[:-1])  # no ReLU after the classes
+        new_modules, shape = _modules_of(layer, shape)
+        modules += new_modules
+    net = nn.Sequential(*modules[:-1])  # no ReLU after the last layer
     if init == "ibp":
         ibp_init(net)
     return net
 
 
-def _made(layer: Layer, shape: tuple[int, ...]) -> tuple[list[nn.Module], tuple[int, ...]]:
-    """The modules of one layer, and the shape of what comes out of them."""
+def _modules_of(layer: Layer, shape: tuple[int, ...]) -> tuple[list[nn.Module], tuple[int, ...]]:
+    """Return the modules of one layer, and the shape of their output."""
     match layer:
         case Conv():
-            shape, module = _after(layer, shape), _conv(layer, shape)
+            shape, module = _output_shape(layer, shape), _conv(layer, shape)
             return [module, *([nn.BatchNorm2d(layer.filters)] if layer.batchnorm else []), nn.ReLU()], shape
         case Res():
             return [_residual(layer, shape)], (layer.filters, *(-(-size // layer.stride) for size in shape[1:]))
@@ -98,8 +122,8 @@ def _conv(layer: Conv, shape: tuple[int, ...]) -> nn.Conv2d:
     return nn.Conv2d(shape[0], layer.filters, (layer.height, layer.width), layer.stride, layer.padding)
 
 
-def _after(layer: Conv, shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """The shape of the convolution's output, once its kernel is known to fit."""
+def _output_shape(layer: Conv, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return the shape of the convolution's output. Raise if the kernel does not fit."""
     _check_image(layer, shape)
     rows, columns = (size + 2 * layer.padding for size in shape[1:])
     if layer.height > rows or layer.width > columns:
@@ -123,7 +147,7 @@ def _linear(layer: FC, inputs: int) -> nn.Linear:
 
 def _check_image(layer: Layer, shape: tuple[int, ...]) -> None:
     if len(shape) != 3:
-        raise UserError(f"'{layer}' needs images of shape (channels, height, width), not {shape}; use FC layers alone.")
+        raise UserError(f"'{layer}' needs images of shape (channels, height, width), not {shape}; use FC layers only.")
 
 
 def _check_size(layer: Layer, weights: int) -> None:

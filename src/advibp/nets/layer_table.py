@@ -1,4 +1,4 @@
-"""A network layer by layer, as text."""
+"""Describe a network layer by layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,18 @@ from advibp.nets.structures import Conv
 
 
 class Row(NamedTuple):
-    """One line of `summary`."""
+    """One row of `summary`.
+
+    Attributes:
+        layer: the layer in the grammar's notation, or its class name.
+        shape: shape of its output without the batch.
+        parameters: number of parameters.
+
+    Example:
+        >>> from advibp import nets
+        >>> nets.Row("FC 100", (100,), 78500).parameters
+        78500
+    """
 
     layer: str
     shape: tuple[int, ...]
@@ -22,7 +33,22 @@ class Row(NamedTuple):
 
 
 def summary(net: nn.Module, input_shape: Sequence[int] = (1, 28, 28)) -> list[Row]:
-    """One row per layer that ``net`` calls, in the order of the calls; shapes are without the batch."""
+    """List the layers that ``net`` calls, in the order of the calls.
+
+    The network runs once on zeros, in evaluation mode and without gradients. Its modes and statistics do not change.
+
+    Args:
+        net: the network.
+        input_shape: shape of one image, (C, H, W).
+
+    Returns:
+        One row per call of a layer without children.
+
+    Example:
+        >>> from advibp import nets
+        >>> nets.summary(nets.build("FC 5", (1, 4, 4), 3), (1, 4, 4))[1]
+        Row(layer='FC 5', shape=(5,), parameters=85)
+    """
     rows: list[Row] = []
 
     def note(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -33,7 +59,7 @@ def summary(net: nn.Module, input_shape: Sequence[int] = (1, 28, 28)) -> list[Ro
     hooks = [m.register_forward_hook(note) for m in layers]
     like = next(net.parameters(), torch.empty(0))
     try:
-        with preserve_modes(net), torch.no_grad():  # eval: a dry run must not touch BatchNorm's statistics
+        with preserve_modes(net), torch.no_grad():  # eval: this pass must not update BatchNorm's statistics
             net.eval()(torch.zeros(1, *checked_shape(input_shape), dtype=like.dtype, device=like.device))
     finally:
         for hook in hooks:
@@ -42,7 +68,7 @@ def summary(net: nn.Module, input_shape: Sequence[int] = (1, 28, 28)) -> list[Ro
 
 
 def describe(layer: nn.Module) -> str:
-    """A layer in the grammar's words where it has some."""
+    """Return a layer in the grammar's notation if it has one, otherwise its class name."""
     if isinstance(layer, nn.Linear):
         return f"FC {layer.out_features}"
     if isinstance(layer, nn.Conv2d):

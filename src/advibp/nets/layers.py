@@ -1,4 +1,4 @@
-"""The two layers that torch does not have: normalisation of the images, and a residual block."""
+"""Layers that torch does not have: normalization of images, and a residual block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,22 @@ from advibp.errors import UserError
 
 
 class Normalize(nn.Module):
-    """``(x - mean) / std`` per channel, inside the network: eps is then always in pixels of [0, 1]."""
+    """Normalize each channel: ``(x - mean) / std``.
+
+    As the first layer of a network it lets eps be in units of pixels in [0, 1]. Mean and std are buffers, so they are
+    saved with the weights.
+
+    Args:
+        mean: one number, or one per channel.
+        std: one positive number, or one per channel.
+        dims: number of dimensions of one input: 3 for images (C, H, W), the default; 1 for vectors (C,).
+
+    Example:
+        >>> import torch
+        >>> from advibp import nets
+        >>> nets.Normalize(mean=0.5, std=0.25)(torch.ones(1, 1, 2, 2)).unique()
+        tensor([2.])
+    """
 
     mean: Tensor
     std: Tensor
@@ -21,10 +36,10 @@ class Normalize(nn.Module):
         self.register_buffer("mean", _per_channel("mean", mean, dims))
         self.register_buffer("std", _per_channel("std", std, dims))
         if not bool((self.std > 0).all()):
-            raise UserError(f"std is {std}, but every channel needs a positive one; give 1 for a constant channel.")
+            raise UserError(f"std is {std}, but must be positive for every channel; use 1 for a constant channel.")
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C, H, W)."""
+        """Normalize x (B, C, ...). The shape does not change."""
         return (x - self.mean) / self.std
 
     def extra_repr(self) -> str:
@@ -32,9 +47,24 @@ class Normalize(nn.Module):
 
 
 class Residual(nn.Module):
-    """relu(body(x) + skip(x)): two 3x3 convolutions, and x itself or, where its shape changes, a 1x1 convolution of it.
+    """A residual block: relu(body(x) + skip(x)).
 
-    (B, C, H, W) -> (B, filters, ceil(H / stride), ceil(W / stride)).
+    The body has two 3x3 convolutions with a ReLU between them. The skip connection is the identity, or a 1x1
+    convolution if the shape changes.
+
+        (B, channels, H, W) -> (B, filters, ceil(H / stride), ceil(W / stride))
+
+    Args:
+        channels: channels of the input.
+        filters: channels of the output.
+        stride: stride of the first convolution. Default: 1.
+        batchnorm: whether BatchNorm follows each convolution. Default: True.
+
+    Example:
+        >>> import torch
+        >>> from advibp import nets
+        >>> nets.Residual(1, 4, stride=2)(torch.rand(2, 1, 7, 7)).shape
+        torch.Size([2, 4, 4, 4])
     """
 
     def __init__(self, channels: int, filters: int, stride: int = 1, *, batchnorm: bool = True) -> None:
@@ -52,16 +82,17 @@ class Residual(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map x (B, channels, H, W) to (B, filters, ceil(H / stride), ceil(W / stride))."""
         out: Tensor = self.relu(self.body(x) + self.skip(x))
         return out
 
 
-def _batchnorm(channels: int, wanted: bool) -> list[nn.Module]:
-    return [nn.BatchNorm2d(channels)] if wanted else []
+def _batchnorm(channels: int, enabled: bool) -> list[nn.Module]:
+    return [nn.BatchNorm2d(channels)] if enabled else []
 
 
 def _per_channel(name: str, values: float | Sequence[float], dims: int) -> Tensor:
-    """(C, 1, 1) for images; a single number becomes one channel that broadcasts."""
+    """Return (C, 1, 1) for images. A single number becomes one channel that broadcasts."""
     try:
         channels = torch.as_tensor(values, dtype=torch.float32).reshape(-1)
     except (TypeError, ValueError, RuntimeError) as error:

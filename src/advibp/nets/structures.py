@@ -1,14 +1,15 @@
-"""The grammar: ``"Conv 16 4x4+2, Conv 32 4x4+1, FC 100"``, the paper's own words and three more.
+"""The notation for networks, such as ``"Conv 16 4x4+2, Conv 32 4x4+1, FC 100"``, and the networks that have a name.
+
+The paper's notation:
 
     Conv k WxH+s    a convolution with k filters of width W and height H, and stride s
     FC n            a fully connected layer with n outputs
 
-are the paper's. A ReLU follows each of them; the last fully connected layer, one output per class, is implied. Beyond
-the paper there are
+A ReLU follows each layer. The last fully connected layer, with one output per class, is implied. advibp adds:
 
-    Conv k WxH+spP  P pixels of zeros around the image
+    Conv k WxH+spP  P pixels of zero padding
     ... BN          BatchNorm between the layer and its ReLU
-    Res k+s         a residual block of two 3x3 convolutions with k filters and p1, the first with stride s
+    Res k+s         a residual block: two 3x3 convolutions with k filters and padding 1, the first with stride s
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TypeAlias
 
 from advibp.errors import UserError
 
-# The paper's structures: three for MNIST and CIFAR-10, three larger ones, and the ten small ones A to J.
+#: The paper's networks: DM-Small to DM-Large, CNN-Small to CNN-Large, and the ten small networks A to J.
 PAPER: dict[str, str] = {
     "dm-small": "Conv 16 4x4+2, Conv 32 4x4+1, FC 100",
     "dm-medium": "Conv 32 3x3+1, Conv 32 4x4+2, Conv 64 3x3+1, Conv 64 4x4+2, FC 512, FC 512",
@@ -40,7 +41,8 @@ PAPER: dict[str, str] = {
     "j": "Conv 16 3x3+1, Conv 16 4x4+2, Conv 32 3x3+1, Conv 32 4x4+2, FC 512",
 }
 
-# cnn7 is what later work on certified training compares on; cnn7-narrow has a quarter of its widths, for CPUs.
+#: All networks with a name. cnn7 is the usual benchmark of later work on certified training. cnn7-narrow has a quarter
+#: of its widths, for CPUs.
 STRUCTURES: dict[str, str] = {
     **PAPER,
     "cnn7": "Conv 64 3x3+1p1 BN, Conv 64 3x3+1p1 BN, Conv 128 3x3+2p1 BN, Conv 128 3x3+1p1 BN, Conv 128 3x3+1p1 BN, "
@@ -60,7 +62,13 @@ _LOOKS_LIKE_GRAMMAR = re.compile(r"\s*(conv|res|fc)\b|.*,", re.IGNORECASE | re.D
 
 @dataclass(frozen=True)
 class Conv:
-    """``Conv filters WxH+stride``, with padding ``p`` and ``BN`` where there are any."""
+    """A convolution: ``Conv filters WxH+stride``, with ``pP`` for padding and ``BN`` for BatchNorm.
+
+    Example:
+        >>> from advibp import nets
+        >>> str(nets.Conv(16, width=4, height=4, stride=2, padding=1))
+        'Conv 16 4x4+2p1'
+    """
 
     filters: int
     width: int
@@ -76,7 +84,13 @@ class Conv:
 
 @dataclass(frozen=True)
 class Res:
-    """``Res filters+stride``: a residual block."""
+    """A residual block: ``Res filters+stride``, with ``BN`` for BatchNorm.
+
+    Example:
+        >>> from advibp import nets
+        >>> str(nets.Res(32, stride=2, batchnorm=True))
+        'Res 32+2 BN'
+    """
 
     filters: int
     stride: int
@@ -88,7 +102,13 @@ class Res:
 
 @dataclass(frozen=True)
 class FC:
-    """``FC outputs``."""
+    """A fully connected layer: ``FC outputs``, with ``BN`` for BatchNorm.
+
+    Example:
+        >>> from advibp import nets
+        >>> str(nets.FC(100))
+        'FC 100'
+    """
 
     outputs: int
     batchnorm: bool = False
@@ -105,7 +125,22 @@ def _bn(layer: Layer) -> str:
 
 
 def parse(spec: str) -> list[Layer]:
-    """A structure's name or a text in the grammar, as layers; the implied last layer is not among them."""
+    """Parse a name or a text.
+
+    Args:
+        spec: a name in `STRUCTURES`, or a text such as ``"Conv 16 4x4+2, FC 100"``.
+
+    Returns:
+        The layers, without the implied last one.
+
+    Raises:
+        UserError: if the text cannot be read.
+
+    Example:
+        >>> from advibp import nets
+        >>> nets.parse("FC 100, FC 50 BN")
+        [FC(outputs=100, batchnorm=False), FC(outputs=50, batchnorm=True)]
+    """
     text = grammar(spec)
     layers: list[Layer] = []
     for part in text.split(","):
@@ -117,9 +152,13 @@ def parse(spec: str) -> list[Layer]:
 
 
 def grammar(spec: str) -> str:
-    """The grammar text that ``spec`` stands for: a name's entry in `STRUCTURES`, or ``spec`` itself."""
+    """Return the text that ``spec`` stands for: the entry of a name in `STRUCTURES`, or ``spec`` itself.
+
+    Raises:
+        UserError: if ``spec`` is neither a known name nor looks like a text in this notation.
+    """
     if not isinstance(spec, str):
-        raise UserError(f"A network is given by a text such as 'dm-small' or 'Conv 16 4x4+2, FC 100', not {spec!r}.")
+        raise UserError(f"A network must be a text such as 'dm-small' or 'Conv 16 4x4+2, FC 100', not {spec!r}.")
     name = spec.strip().lower()
     if name in STRUCTURES:
         return STRUCTURES[name]
@@ -134,7 +173,7 @@ def grammar(spec: str) -> str:
 
 
 def is_known(spec: str) -> bool:
-    """Whether `spec` is a name or a text that `build` can read."""
+    """Return whether ``spec`` is a name or a text that `build` can read."""
     try:
         parse(spec)
     except UserError:
@@ -153,16 +192,16 @@ def _parse_layer(part: str, text: str) -> Layer:
     else:
         raise UserError(
             f"Cannot read layer '{part}' in '{text}'; write each layer as 'Conv 16 4x4+2' "
-            "(filters, width x height, + stride; p1 for padding), 'Res 32+2' or 'FC 100', with ' BN' behind it for "
+            "(filters, width x height, + stride; p1 for padding), 'Res 32+2' or 'FC 100', followed by ' BN' for "
             "BatchNorm, separated by commas."
         )
     if any(value == 0 for name, value in vars(layer).items() if name not in ("padding", "batchnorm")):
-        raise UserError(f"Layer '{part}' in '{text}' has a zero in it; every number must be at least 1.")
+        raise UserError(f"Layer '{part}' in '{text}' contains a zero; every number must be at least 1.")
     if isinstance(layer, Conv) and layer.padding >= min(layer.width, layer.height):
-        raise UserError(f"The padding of '{part}' in '{text}' is as wide as its kernel; make it smaller.")
+        raise UserError(f"The padding of '{part}' in '{text}' is as large as its kernel; use a smaller padding.")
     return layer
 
 
 def _number(digits: str) -> int:
-    # Anything this long is refused later by its size; the cut keeps int() within Python's limit on digits.
+    # A number this long is rejected later by its size. Python's int() has a limit on the number of digits.
     return int(digits) if len(digits) < 19 else 10**18

@@ -1,6 +1,6 @@
-"""Networks of one's own, by the place they are made: ``path/to/file.py:function`` or ``package.module:function``.
+"""Load a user's network from ``path/to/file.py:function`` or ``package.module:function``.
 
-This runs code. Only ever call it with what the user typed, never with a name read from a run's folder.
+This runs code. Call it only with a name that the user typed, never with a name that was read from a run's folder.
 """
 
 from __future__ import annotations
@@ -16,13 +16,25 @@ from advibp.errors import UserError
 
 
 def from_file(spec: str) -> nn.Module:
-    """`path/to/file.py:function` or `package.module:function` -> what the function returns without arguments.
+    """Call a user's function without arguments and return the network that it returns.
 
-    A class that can be made without arguments will do for a function.
+    Args:
+        spec: ``path/to/file.py:function`` or ``package.module:function``. A class that needs no arguments also works.
+
+    Returns:
+        The network.
+
+    Raises:
+        UserError: if there is no such function, if it fails, or if it does not return an nn.Module.
+
+    Example:
+        >>> from advibp import nets
+        >>> nets.from_file("torch.nn:Identity")
+        Identity()
     """
     net = user_code.load(
         spec,
-        lambda found: _made_by(found, spec),
+        lambda function: _call(function, spec),
         like=callable,
         kind="function",
         wanted="it must return an nn.Module",
@@ -34,14 +46,14 @@ def from_file(spec: str) -> nn.Module:
     return net
 
 
-def _made_by(found: Callable[..., Any], spec: str) -> Any:
-    """What a function returns, which needs no arguments."""
-    if isinstance(found, nn.Module):
-        raise UserError(f"{spec} is a network already; name a function that makes and returns it.")
+def _call(function: Callable[..., Any], spec: str) -> Any:
+    """Call a function that needs no arguments."""
+    if isinstance(function, nn.Module):
+        raise UserError(f"{spec} is already a network; name a function that returns it.")
     try:
-        parameters = inspect.signature(found).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # builtins may have no signature
-        return found()
+        return function()
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     needed = [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
     if needed:
@@ -49,4 +61,4 @@ def _made_by(found: Callable[..., Any], spec: str) -> Any:
             f"{spec} needs arguments ({', '.join(needed)}), but it is called without any; give them defaults, or name "
             "another function."
         )
-    return found()
+    return function()
