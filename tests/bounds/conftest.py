@@ -1,4 +1,4 @@
-"""What the tests of bounds share."""
+"""Fixtures of the tests of bounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """These networks are too small for more."""
+    """Use one thread, because the networks are small."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""Sets refuse what would be wrong by more than rounding: casts to low precision, averages of negative weights."""
+"""Sets refuse casts to low precision and averages with negative weights."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_casts_to_low_precision_name_their_layer(name: str, kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [Box, Zonotope])
-def test_a_set_may_stay_in_its_type_and_go_up(kind: Any) -> None:
+def test_sets_keep_their_dtype_or_gain_precision(kind: Any) -> None:
     low = kind.ball(torch.rand(2, 4, dtype=torch.bfloat16), 0.1)
     assert (low + 1).sum(1).dtype == torch.bfloat16
     assert torch.cat([low, low], 1).dtype == torch.bfloat16

@@ -1,11 +1,11 @@
-"""Twenty networks of checks/soundness.py."""
+"""Check twenty networks of checks/soundness.py."""
 
 from __future__ import annotations
 
 import soundness
 
 
-def test_nothing_is_outside_of_any_bound() -> None:
+def test_all_bounds_contain_sampled_points() -> None:
     counts = soundness.run(20, seed=1000, minutes=60, quiet=True, most=8)
     assert counts["nets"] == 20
     assert counts["exact"] >= 2

@@ -1,4 +1,4 @@
-"""Box: nothing escapes it, affine layers are exact in it, and what it cannot do it refuses."""
+"""Box: it contains sampled points, affine layers are exact, and unsupported operations raise."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from advibp.errors import UserError
 
 @settings(max_examples=60)
 @given(nets())
-def test_nothing_escapes(net: nn.Module) -> None:
+def test_bounds_contain_sampled_points(net: nn.Module) -> None:
     assert_sound(net, random_box(1, 2, 6, 6), count=10_000)
 
 
@@ -54,7 +54,7 @@ def test_zero_radius_gives_the_concrete_output(net: nn.Module) -> None:
 
 @settings(max_examples=60)
 @given(nets())
-def test_a_smaller_box_gives_a_smaller_box(net: nn.Module) -> None:
+def test_smaller_box_gives_smaller_bounds(net: nn.Module) -> None:
     outer = random_box(2, 2, 6, 6)
     corners = outer.center + outer.radius * (torch.rand(2, *outer.shape, dtype=torch.float64) * 2 - 1)
     inner = Box.from_bounds(corners.amin(0), corners.amax(0))
@@ -65,7 +65,7 @@ def test_a_smaller_box_gives_a_smaller_box(net: nn.Module) -> None:
 
 @settings(max_examples=30)
 @given(nets())
-def test_the_box_of_a_batch_is_the_batch_of_boxes(net: nn.Module) -> None:
+def test_images_of_a_batch_are_independent(net: nn.Module) -> None:
     box = random_box(3, 2, 6, 6)
     whole = net(box.clone())
     for i in range(3):
@@ -94,7 +94,7 @@ def test_every_layer_at_zero_radius(net: Any, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(("net", "shape"), cases(AFFINE))
 def test_affine_layers_attain_their_bounds_at_the_sign_vertex(net: Any, shape: tuple[int, ...]) -> None:
-    """The row J_i of the Jacobian gives output i's extremes, at c +- r sign(J_i)."""
+    """The extremes of output i are at c +- r sign(J_i), where J_i is row i of the Jacobian."""
     net, box = ready(net), random_box(*shape)
     output = net(Box(box.center, box.radius))
     concrete = lambda x: net(x.clone())  # noqa: E731
@@ -123,7 +123,7 @@ def test_turning_layers_are_exact(net: Any, shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(output.upper, values.amax(0), atol=2e-3, rtol=0)
 
 
-def test_an_active_relu_keeps_the_box_to_the_bit_and_a_dead_one_gives_zero() -> None:
+def test_active_relu_is_bit_identical_and_inactive_relu_is_zero() -> None:
     center, radius = torch.tensor([1e6, -3.0, 0.5]), torch.tensor([1e-3, 1.0, 1.0])
     box = F.relu(Box(center, radius))
     assert box.center.tolist() == [1e6, 0.0, 0.75]
@@ -143,7 +143,7 @@ def test_a_ball_is_intersected_with_its_range(seed: int, eps: float) -> None:
     torch.testing.assert_close((whole.lower, whole.upper), (x - eps, x + eps))
 
 
-def test_a_ball_takes_an_eps_per_image_and_any_range() -> None:
+def test_ball_with_eps_per_image_and_any_range() -> None:
     x = torch.zeros(2, 3)
     box = Box.ball(x, torch.tensor([[0.1], [0.5]]), within=(-0.2, torch.tensor([0.0, 0.3, 1.0])))
     torch.testing.assert_close(box.lower, torch.tensor([[-0.1] * 3, [-0.2] * 3]))
@@ -156,7 +156,7 @@ def test_eps_must_be_finite_and_not_negative(eps: Any) -> None:
         Box.ball(torch.zeros(3, 2), eps)
 
 
-def test_constructors_refuse_what_is_no_box() -> None:
+def test_constructors_check_their_arguments() -> None:
     with pytest.raises(UserError, match="NaN or lies outside of"):
         Box.ball(torch.full((2,), 200.0), 0.1)
     with pytest.raises(UserError, match="NaN or lies outside of"):
@@ -171,7 +171,7 @@ def test_constructors_refuse_what_is_no_box() -> None:
         Box.from_bounds(torch.ones(2), torch.zeros(2))
 
 
-def test_a_box_answers_for_its_shape_and_kind() -> None:
+def test_shape_dtype_and_device() -> None:
     box = random_box(2, 3, 4)
     assert box.shape == box.size() == (2, 3, 4)
     assert (box.size(1), box.dim(), box.ndim, box.numel(), len(box)) == (3, 3, 3, 24, 2)
@@ -242,7 +242,7 @@ def test_subtracted_margins_are_the_difference_of_bounds() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("batch", [1, 6])
 def test_elided_margins_of_one_linear_layer_are_exact(bias: bool, batch: int) -> None:
-    """Fewer images than classes, or more: the two are computed in different ways."""
+    """With fewer images than classes, and with more, margins are computed in different ways."""
     layer, box, y = nn.Linear(5, 4, bias=bias).double(), random_box(batch, 5), torch.tensor([0, 1, 2, 3, 0, 1])[:batch]
     margins = layer(box).margins(y)
     assert not margins.radius[range(batch), y].any()
@@ -253,13 +253,13 @@ def test_elided_margins_of_one_linear_layer_are_exact(bias: bool, batch: int) ->
             torch.testing.assert_close(outputs[y[b]] - outputs[k], margins.lower[b, k])
 
 
-def test_the_memory_of_the_last_layer() -> None:
+def test_last_layer_is_remembered() -> None:
     layer, box = nn.Linear(5, 4), Box(torch.rand(2, 5), 0.1)
     output = layer(box)
     assert output.last.weight is layer.weight
     assert output.last.bias is layer.bias
     assert torch.equal(output.last.input.radius, box.radius)
-    box.mul_(3)  # the layer's input was another box then
+    box.mul_(3)  # the remembered input does not change
     assert output.last is not None
     assert output.last.input.radius.eq(0.1).all()
     for other in (output.relu(), -output, output + 1, output[:1], output.clone(), layer(Box(torch.rand(2, 3, 5), 0.1))):
@@ -325,7 +325,7 @@ def test_gradients_of_relu_to_second_order() -> None:
     assert torch.autograd.gradgradcheck(bounds, (center, radius))
 
 
-def test_at_zero_radius_the_gradient_is_the_network_s() -> None:
+def test_gradient_at_zero_radius_equals_the_network() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 4)).double()
     x = torch.rand(5, 1, 4, 4, dtype=torch.float64)
@@ -370,11 +370,11 @@ def test_in_place_operations_change_the_box_itself(change: Forward) -> None:
     assert_inside(change(lower.clone()), box)
     for side in torch.rand(50, 2, 5, dtype=torch.float64) * 2 - 1:
         assert_inside(change(copy.center + side * copy.radius), box)
-    assert torch.equal(copy.lower, lower)  # a clone is no view
+    assert torch.equal(copy.lower, lower)  # a clone is not a view
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_view_that_became_stale_raises(view: Forward) -> None:
+def test_out_of_date_view_raises(view: Forward) -> None:
     box = random_box(2, 3, 4)
     part = view(box)
     F.relu_(part)
@@ -385,14 +385,14 @@ def test_a_view_that_became_stale_raises(view: Forward) -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_view_of_a_changed_box_raises_too(view: Forward) -> None:
+def test_view_of_a_changed_box_raises(view: Forward) -> None:
     box = random_box(2, 3, 4)
     part = view(box)
     box += 1
     assert box.shape == (2, 3, 4)
     with pytest.raises(UnsupportedOperation, match="changed in place"):
         part.relu()
-    assert_inside(view(box).center, view(box))  # a new view is up to date
+    assert_inside(view(box).center, view(box))  # a new view can be read
 
 
 def test_flatten_then_relu_in_place_works() -> None:
@@ -407,7 +407,7 @@ def test_contiguous_and_dropout_in_evaluation_return_the_box_itself() -> None:
     assert F.dropout(box, 0.5, training=False, inplace=True) is box
 
 
-# ---- what a box cannot do
+# ---- unsupported operations
 
 
 @pytest.mark.parametrize(
@@ -421,8 +421,8 @@ def test_contiguous_and_dropout_in_evaluation_return_the_box_itself() -> None:
         (nn.Dropout(), r"dropout in training mode.* call net.eval\(\)"),
         (nn.MaxPool1d(2, return_indices=True), "return_indices"),
         (nn.AdaptiveMaxPool1d(2, return_indices=True), "return_indices"),
-        (nn.Softplus(threshold=1), "softplus has a rule for"),
-        (nn.ELU(-1.0), "alpha > 0 alone"),
+        (nn.Softplus(threshold=1), "softplus has a rule only for"),
+        (nn.ELU(-1.0), "only for alpha > 0"),
         (Lambda(lambda x: x if x else -x), "'bool' is undefined"),
         (Lambda(lambda x: x > 0), "'gt' is undefined"),
         (Lambda(lambda x: x == 0), "'eq' is undefined"),
@@ -441,8 +441,8 @@ def test_contiguous_and_dropout_in_evaluation_return_the_box_itself() -> None:
         (Lambda(lambda x: torch.ones(6) / x), "division by a Box"),
         (Lambda(lambda x: x.div(2, rounding_mode="floor")), "rounding mode"),
         (Lambda(lambda x: torch.exp(x, out=torch.zeros(6))), "torch.exp cannot write a Box to out="),
-        (Lambda(lambda x: F.linear(torch.zeros(1, 6), x)), "the rest must be constant"),
-        (Lambda(lambda x: torch.zeros(6)[x,]), "the rest must be constant"),
+        (Lambda(lambda x: F.linear(torch.zeros(1, 6), x)), "the other arguments must be constant"),
+        (Lambda(lambda x: torch.zeros(6)[x,]), "the other arguments must be constant"),
         (Lambda(lambda x: torch.zeros(1, 6).add_(x)), "add_ cannot write a Box into a tensor"),
         (Lambda(lambda x: torch.zeros(1, 6).copy_(x)), "copy_ has no rule"),
         (Lambda(lambda x: x.__setitem__(0, 1)), "'setitem' is undefined"),
@@ -454,7 +454,7 @@ def test_contiguous_and_dropout_in_evaluation_return_the_box_itself() -> None:
         (Lambda(lambda x: F.interpolate(x[None, None], (3, 3), mode="bicubic")), "bicubic"),
     ],
 )
-def test_what_a_box_cannot_do_raises_naming_the_layer(layer: nn.Module, words: str) -> None:
+def test_unsupported_operations_raise_with_the_layer(layer: nn.Module, words: str) -> None:
     with pytest.raises(UnsupportedOperation, match=rf"^layer 'features.2' \(\w+\): .*({words})") as info:
         Net(layer)(Box(torch.zeros(1, 6), 0.1))
     message = str(info.value)
@@ -469,7 +469,7 @@ def test_the_root_module_is_named_by_its_class() -> None:
         F.softmax(random_box(1, 2), 1)
 
 
-def test_two_kinds_of_set_do_not_mix() -> None:
+def test_different_kinds_of_sets_do_not_mix() -> None:
     class Other:
         @classmethod
         def __torch_function__(cls, *args: Any) -> Any:
@@ -480,7 +480,7 @@ def test_two_kinds_of_set_do_not_mix() -> None:
             mix(random_box(2))
 
 
-def test_a_box_can_be_a_key_and_an_error_is_a_value_error() -> None:
+def test_box_is_hashable_and_errors_are_value_errors() -> None:
     box = random_box(2)
     assert {box: 1}[box] == 1
     assert issubclass(UnsupportedOperation, UserError)

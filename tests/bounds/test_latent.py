@@ -1,4 +1,4 @@
-"""LatentZonotope: its points are DeepZ's, without projections it loses no image, with many it comes near the norms."""
+"""LatentZonotope: its points are DeepZ's; it is sound without projections, and close to the exact norms with many."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from advibp import attacks
 from advibp.bounds import Box, Zonotope
 from advibp.bounds.domain import UnsupportedOperation
 from advibp.bounds.graph.cut import Cut, cuts
-from advibp.bounds.graph.relu_inputs import RELUS, entering_relus
+from advibp.bounds.graph.pre_activations import RELUS, record_pre_activations
 from advibp.bounds.latent import LatentZonotope
-from advibp.bounds.rules.zonotope_rules import _bent, _relaxed
+from advibp.bounds.rules.zonotope_rules import _relax_piecewise, _relaxed
 from advibp.errors import UserError
 from advibp.execution.batchnorm import Population, Statistics
 
-KINDS = ("fc", "conv", "batchnorm", "residual")  # the last is recorded on a tape, and takes one batch size alone
+KINDS = ("fc", "conv", "batchnorm", "residual")  # the last one is recorded on a tape and accepts one batch size
 IMAGES = 2
 MANY = 10_000  # the estimate's relative error has a standard deviation of pi / 2 / sqrt(MANY), 1.6 %
 
@@ -42,7 +42,7 @@ class Case:
 
 
 def _case(seed: int, kind: str) -> Case:
-    """A network with ReLUs alone, cut at one of its layers, and boxes so large that many neurons are unstable."""
+    """A network with ReLUs, cut at one of its layers, and boxes so large that many neurons are unstable."""
     torch.manual_seed(seed)
     dice = random.Random(seed)
     while True:
@@ -59,7 +59,7 @@ few = st.sampled_from([0, 1, 2, 9])
 
 
 class Explicit(TorchFunctionMode):
-    """Under it ReLUs of zonotopes are relaxed over bounds that are given, and note their inputs."""
+    """Inside this context the ReLUs of zonotopes are relaxed over given bounds, and record their inputs."""
 
     def __init__(self, bounds: list[tuple[Tensor, Tensor] | None]) -> None:
         super().__init__()
@@ -73,18 +73,18 @@ class Explicit(TorchFunctionMode):
         assert ends is not None
         zonotope = args[0]
         self.entered.append(zonotope.clone())
-        relaxed = _relaxed(zonotope, *_bent(*ends, 0.0))
+        relaxed = _relaxed(zonotope, *_relax_piecewise(*ends, 0.0))
         return zonotope._become(relaxed) if func.__name__ == "relu_" or kwargs.get("inplace") else relaxed
 
 
 def explicit(case: Case, latent: LatentZonotope) -> tuple[Zonotope, list[Zonotope]]:
-    """The latent set with its generators, and what enters the ReLUs before it."""
+    """Return the latent set with its generators, and the pre-activations before it."""
     with torch.no_grad(), Explicit(latent.bounds) as mode:
         return case.cut.before(Zonotope.from_box(case.box)), mode.entered
 
 
 def columns(case: Case, latent: LatentZonotope) -> Tensor:
-    """Which noise has generators: that of pixels which vary, and of neurons which cross, in some image."""
+    """Return which noise has generators: that of pixels that vary and of neurons that are unstable in some image."""
     widths = [case.box.radius, *(-(lower * upper).clamp(max=0) for lower, upper in filter(None, latent.bounds))]
     return torch.cat([width.flatten(1).sum(0) != 0 for width in widths])
 
@@ -106,7 +106,7 @@ def labels() -> Tensor:
 
 @settings(max_examples=60)
 @given(cases, few)
-def test_points_are_those_of_the_zonotope_with_generators(case: Case, projections: int) -> None:
+def test_points_equal_the_explicit_zonotope(case: Case, projections: int) -> None:
     latent = case.latent(projections)
     zonotope, _ = explicit(case, latent)
     e = uniform(latent)
@@ -117,7 +117,7 @@ def test_points_are_those_of_the_zonotope_with_generators(case: Case, projection
 
 
 def test_one_neuron_by_hand() -> None:
-    """Over [-1, 3] the slope is 3/4 and the shift 3/8; the public hook of a zonotope says so too."""
+    """Over [-1, 3] the slope is 3/4 and the shift 3/8. The option relu_bounds of a zonotope gives the same."""
     box = Box.from_bounds(torch.tensor([[-1.0]]), torch.tensor([[3.0]]))
     latent = LatentZonotope(nn.ReLU(inplace=True), nn.Identity(), box, projections=0)
     assert latent.symbols == 2
@@ -131,7 +131,7 @@ def test_one_neuron_by_hand() -> None:
 
 @settings(max_examples=30)
 @given(cases, few)
-def test_attacks_find_points_of_the_zonotope(case: Case, projections: int) -> None:
+def test_attacks_return_points_of_the_zonotope(case: Case, projections: int) -> None:
     latent, y = case.latent(projections), labels()
     zonotope, _ = explicit(case, latent)
     zeros = case.box.center.new_zeros(IMAGES, latent.symbols)
@@ -147,7 +147,7 @@ def test_attacks_find_points_of_the_zonotope(case: Case, projections: int) -> No
 
 @settings(max_examples=20)
 @given(cases)
-def test_where_the_rest_is_linear_one_step_reaches_the_end_of_the_zonotope(case: Case) -> None:
+def test_one_step_is_optimal_if_the_rest_is_linear(case: Case) -> None:
     features = case.cut.before(case.box.center.clone()).flatten(1).shape[1]
     case = Case(Cut("", case.cut.before, nn.Sequential(nn.Flatten(), nn.Linear(features, 2)).double(), []), case.box)
     latent, y = case.latent(9), torch.randint(2, (IMAGES,))
@@ -164,10 +164,10 @@ def test_where_the_rest_is_linear_one_step_reaches_the_end_of_the_zonotope(case:
 
 @settings(max_examples=40)
 @given(cases)
-def test_without_projections_every_image_has_its_point(case: Case) -> None:
+def test_sound_without_projections(case: Case) -> None:
     latent = case.latent(0)
     offset = torch.empty_like(case.box.center).uniform_(-1, 1)
-    with entering_relus() as entered, torch.no_grad():
+    with record_pre_activations() as entered, torch.no_grad():
         truth = case.cut.before(case.box.center + case.box.radius * offset)
     noise = [offset]
     for z, ends in zip(entered, latent.bounds, strict=True):
@@ -185,7 +185,7 @@ def test_without_projections_every_image_has_its_point(case: Case) -> None:
 @given(cases, few)
 def test_bounds_are_finite_and_within_interval_bounds(case: Case, projections: int) -> None:
     latent = case.latent(projections)
-    with entering_relus() as boxes, torch.no_grad():
+    with record_pre_activations() as boxes, torch.no_grad():
         case.cut.before(case.box.clone())
     for box, ends in zip(boxes, latent.bounds, strict=True):
         assert ends is not None
@@ -199,7 +199,7 @@ def test_bounds_are_finite_and_within_interval_bounds(case: Case, projections: i
 
 
 def assert_near(bounds: tuple[Tensor, Tensor], zonotope: Zonotope, box: Box) -> None:
-    """Bounds are those of a zonotope within a box, up to 10 % of its radius, where the box does not know the sign."""
+    """Check that bounds are those of a zonotope within a box, up to 10 % of its radius, where the box is unstable."""
     unknown, radius = (box.lower < 0) & (box.upper > 0), zonotope.radius
     for found, exact in zip(bounds, (zonotope.lower, zonotope.upper), strict=True):
         assert ((found - exact.clamp(box.lower, box.upper)).abs()[unknown] <= 0.1 * radius[unknown]).all()
@@ -207,10 +207,10 @@ def assert_near(bounds: tuple[Tensor, Tensor], zonotope: Zonotope, box: Box) -> 
 
 @settings(max_examples=8)
 @given(st.builds(_case, st.integers(0, 10**6), st.sampled_from(["fc", "few relus"])))
-def test_many_projections_come_near_the_norms(case: Case) -> None:
+def test_many_projections_approximate_the_norms(case: Case) -> None:
     latent = case.latent(MANY)
     zonotope, entered = explicit(case, latent)
-    with entering_relus() as boxes, torch.no_grad():
+    with record_pre_activations() as boxes, torch.no_grad():
         hull = case.cut.before(case.box.clone())
     for ends, exact, box in zip(latent.bounds, entered, boxes, strict=True):
         assert ends is not None
@@ -219,7 +219,7 @@ def test_many_projections_come_near_the_norms(case: Case) -> None:
     following = LatentZonotope(case.cut.before, after, case.box, projections=MANY)
     zonotope, _ = explicit(case, following)
     with torch.no_grad():
-        assert_near(following.next_relu(), after[:2](zonotope), after[:2](hull))
+        assert_near(following.next_pre_activation_bounds(), after[:2](zonotope), after[:2](hull))
 
 
 # ---- gradients
@@ -235,7 +235,7 @@ def test_gradient_in_the_noise(case: Case, projections: int) -> None:
 
 
 def head(case: Case) -> nn.Sequential:
-    """Some layers to follow a cut."""
+    """Return some layers after a cut."""
     features = case.cut.before(case.box.center.clone()).flatten(1).shape[1]
     layers = [nn.Flatten(), nn.Linear(features, 5), nn.BatchNorm1d(5), nn.ReLU(inplace=True), nn.Linear(5, 3)]
     return nn.Sequential(*layers).double().eval()
@@ -244,7 +244,7 @@ def head(case: Case) -> nn.Sequential:
 @settings(max_examples=15)
 @given(cases, few)
 @example(_case(5616, "batchnorm"), 1)  # constant features, whose bounds meet
-def test_next_relu_has_a_gradient_for_the_weights(case: Case, projections: int) -> None:
+def test_next_pre_activation_bounds_have_a_gradient(case: Case, projections: int) -> None:
     after = head(case)
     latent = LatentZonotope(case.cut.before, after, case.box, projections=projections)
     weight, numbers = after[1].weight, torch.arange(5)
@@ -253,21 +253,21 @@ def test_next_relu_has_a_gradient_for_the_weights(case: Case, projections: int) 
     def loss(t: float) -> Tensor:
         with torch.no_grad():
             weight.copy_(kept + t * direction)
-        lower, upper = latent.next_relu()
+        lower, upper = latent.next_pre_activation_bounds()
         return (lower * numbers).sum() + upper.square().sum()
 
     here = loss(0.0)
     (gradient,) = torch.autograd.grad(here, weight)
     right, left = ((loss(t) - here).item() / t for t in (1e-6, -1e-6))
-    assume(right == pytest.approx(left, rel=1e-4, abs=1e-4))  # at a kink there is no one slope
+    assume(right == pytest.approx(left, rel=1e-4, abs=1e-4))  # there is no derivative at a kink
     assert (gradient * direction).sum().item() == pytest.approx(right, rel=1e-3, abs=1e-3)
 
 
 @given(cases)
-def test_next_relu_without_projections_is_the_interval(case: Case) -> None:
+def test_next_pre_activation_bounds_without_projections_are_intervals(case: Case) -> None:
     after = head(case)
     latent = LatentZonotope(case.cut.before, after, case.box, projections=0)
-    lower, upper = latent.next_relu()
+    lower, upper = latent.next_pre_activation_bounds()
     expected = after[:3](case.cut.before(case.box.clone()))
     assert torch.equal(lower, expected.lower)
     assert torch.equal(upper, expected.upper)
@@ -279,7 +279,7 @@ def test_the_weights_before_the_cut_get_no_gradient(case: Case) -> None:
     after = head(case)
     latent = LatentZonotope(case.cut.before, after, case.box, projections=3)
     e = uniform(latent).requires_grad_()
-    (latent(e).square().sum() + latent.next_relu()[1].sum()).backward()
+    (latent(e).square().sum() + latent.next_pre_activation_bounds()[1].sum()).backward()
     assert all(p.grad is None for p in case.cut.frozen)
     assert all(p.grad is not None for p in after.parameters())
     assert e.grad is not None
@@ -303,12 +303,12 @@ SPELLINGS: list[Callable[[Any], Any]] = [
     lambda x: F.relu(x, True),
     lambda x: F.relu(x, inplace=True),
     lambda x: F.relu(input=x),
-    lambda x: (x.relu_(), x)[1],  # what is returned is not all that matters
+    lambda x: (x.relu_(), x)[1],  # the ReLU's return value is not used
 ]
 
 
 @pytest.mark.parametrize("relu", SPELLINGS)
-def test_all_spellings_of_relu(relu: Callable[[Any], Any]) -> None:
+def test_every_spelling_of_relu_is_relaxed(relu: Callable[[Any], Any]) -> None:
     conv, other, box = nn.Conv2d(2, 3, 3).double(), nn.Conv2d(3, 2, 2).double(), images(2, 5, 5)
     kept = box.center.clone(), box.radius.clone()
     points = []
@@ -323,7 +323,7 @@ def test_all_spellings_of_relu(relu: Callable[[Any], Any]) -> None:
     assert torch.equal(box.radius, kept[1])
 
 
-def test_a_relu_of_weights_stays() -> None:
+def test_relu_of_weights_is_not_relaxed() -> None:
     box, weight = images(4), nn.Parameter(torch.randn(4, 4, dtype=torch.float64))
     positive = weight.detach().clamp(min=0)
     latent = LatentZonotope(lambda x: F.relu(F.linear(x, F.relu(weight))), F.relu, box, projections=0)
@@ -345,20 +345,22 @@ def test_other_activations_are_refused(layer: nn.Module) -> None:
     with pytest.raises(UnsupportedOperation, match=r"layer '1.*neither affine nor a ReLU; cut the network before it"):
         LatentZonotope(before, nn.Identity(), box)
     with pytest.raises(UnsupportedOperation, match="neither affine nor a ReLU"):
-        LatentZonotope(nn.Identity(), before, box).next_relu()
-    lower, _ = LatentZonotope(nn.Identity(), nn.Sequential(nn.ReLU(), layer), box).next_relu()  # it may come later
+        LatentZonotope(nn.Identity(), before, box).next_pre_activation_bounds()
+    lower, _ = LatentZonotope(
+        nn.Identity(), nn.Sequential(nn.ReLU(), layer), box
+    ).next_pre_activation_bounds()  # it may come later
     assert lower.shape == box.shape
 
 
-def test_batchnorm_in_training_after_the_cut_takes_no_statistics_from_noise() -> None:
+def test_batchnorm_after_the_cut_ignores_noise() -> None:
     layer, box = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU()).double(), images(4)
     latent = LatentZonotope(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).double(), layer, box)
     with pytest.raises(UnsupportedOperation, match="BatchNorm in training mode"):
-        latent.next_relu()
+        latent.next_pre_activation_bounds()
     with Statistics(layer):
         layer(latent.point(uniform(latent)))
         kept = {name: buffer.clone() for name, buffer in layer.named_buffers()}
-        lower, upper = latent.next_relu()
+        lower, upper = latent.next_pre_activation_bounds()
     assert lower.isfinite().all()
     assert (lower <= upper).all()
     assert all(torch.equal(buffer, kept[name]) for name, buffer in layer.named_buffers())
@@ -390,33 +392,33 @@ def test_single_precision_stays_finite_in_deep_networks() -> None:
     point = latent.point(uniform(latent, torch.float32))
     assert point.dtype == torch.float32
     assert point.isfinite().all()
-    assert all(end.isfinite().all() for end in latent.next_relu())
+    assert all(end.isfinite().all() for end in latent.next_pre_activation_bounds())
 
 
 def test_a_generator_makes_it_repeatable() -> None:
     before, box = nn.Sequential(nn.Linear(6, 6), nn.ReLU()).double(), images(6)
     seeds = (1, 1, 2)
     made = [LatentZonotope(before, F.relu, box, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-    first, second, third = (latent.next_relu()[1] for latent in made)
+    first, second, third = (latent.next_pre_activation_bounds()[1] for latent in made)
     assert torch.equal(first, second)
     assert not torch.equal(first, third)
 
 
-# ---- mistakes
+# ---- bad arguments
 
 
-def test_mistakes() -> None:
+def test_bad_arguments_raise() -> None:
     before, box = nn.Sequential(nn.Linear(6, 6), nn.ReLU()).double(), images(6)
     latent = LatentZonotope(before, nn.Linear(6, 3).double(), box)
     with pytest.raises(UserError, match=r"e must be \(2, 12\), not \(1, 12\); in attacks.linf_pgd set stop_on_success"):
         latent.point(uniform(latent)[:1])
-    assert latent.next_relu() is None  # as no ReLU comes after the cut
+    assert latent.next_pre_activation_bounds() is None  # there is no ReLU after the cut
     with pytest.raises(UserError, match="projections must not be negative, got -1"):
         LatentZonotope(before, nn.Identity(), box, projections=-1)
 
 
 @pytest.mark.parametrize("change", [-1, 1])
-def test_a_network_that_changes_its_way_is_refused(change: int) -> None:
+def test_network_with_varying_relus_is_refused(change: int) -> None:
     times = [2]
 
     def before(x: Any) -> Any:
@@ -426,5 +428,5 @@ def test_a_network_that_changes_its_way_is_refused(change: int) -> None:
 
     latent = LatentZonotope(before, nn.Identity(), images(6))
     times[0] += change
-    with pytest.raises(UserError, match=f"2 ReLUs ran on a box, {times[0]} on points"):
+    with pytest.raises(UserError, match=f"2 ReLUs ran on a box but {times[0]} on points"):
         latent.point(uniform(latent))

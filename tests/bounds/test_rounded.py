@@ -1,4 +1,4 @@
-"""Rounded: every evaluation in floating-point arithmetic lies inside, whatever the order of its sums."""
+"""Rounded: every evaluation in floating-point arithmetic lies inside, for every order of its sums."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from advibp.bounds.rounding import Rounding
 
 
 def points_of(x: Tensor, eps: float, count: int) -> Tensor:
-    """Points (count B, ...) of the balls around x (B, ...), half of them corners, as exact members."""
+    """Return points (count B, ...) that lie exactly in the balls around x (B, ...). Half of them are corners."""
     noise = 2 * torch.rand(count, *x.shape) - 1
     noise[::2] = noise[::2].sign()
     points = (x + eps * noise).clamp(0, 1)
@@ -30,7 +30,7 @@ def points_of(x: Tensor, eps: float, count: int) -> Tensor:
 
 
 def assert_inside(values: Tensor, lower: Tensor, upper: Tensor) -> None:
-    """values (P, B, ...), bounds (B, ...)."""
+    """Check values (P, B, ...) against bounds (B, ...)."""
     values = values.double()
     assert bool((values >= lower.double()).all())
     assert bool((values <= upper.double()).all())
@@ -38,7 +38,7 @@ def assert_inside(values: Tensor, lower: Tensor, upper: Tensor) -> None:
 
 @pytest.mark.parametrize("seed", range(24))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_every_evaluation_lies_in_the_bounds_of_every_prover(seed: int, dtype: torch.dtype) -> None:
+def test_bounds_of_every_verifier_contain_every_evaluation(seed: int, dtype: torch.dtype) -> None:
     made = network(seed)
     net = made.net.to(dtype).eval()
     torch.manual_seed(seed)
@@ -62,7 +62,7 @@ def test_every_evaluation_lies_in_the_bounds_of_every_prover(seed: int, dtype: t
         linear = LinearBounds(net, inputs)
         assert_inside(margins, linear.margins(y), torch.full_like(margins[0], math.inf))
         assert_inside(margins, linear.refine().margins(y), torch.full_like(margins[0], math.inf))
-    if dtype == torch.float32:  # and with bounds in double precision
+    if dtype == torch.float32:  # also with bounds in float64
         ends = (torch.minimum(x.double(), points.double().view(-1, *x.shape).amin(0)),
                 torch.maximum(x.double(), points.double().view(-1, *x.shape).amax(0)))  # fmt: skip
         wide = Rounded.between(*ends, Rounding(torch.float32, torch.float64, doubled=True))
@@ -72,7 +72,7 @@ def test_every_evaluation_lies_in_the_bounds_of_every_prover(seed: int, dtype: t
 
 
 @pytest.mark.parametrize("eps", [0.1, 8 / 255, 1e-9, 0.0, 1.0])
-def test_the_ball_holds_every_number_within_eps(eps: float) -> None:
+def test_ball_contains_every_number_within_eps(eps: float) -> None:
     x = torch.rand(50)
     box = Rounded.ball(x[None], eps)
     for value, lower, upper in zip(x.tolist(), box.lower[0].tolist(), box.upper[0].tolist(), strict=True):
@@ -123,8 +123,8 @@ OPERATIONS: dict[str, Any] = {
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 30.0])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_operations_in_float32_lie_around_those_in_float64(name: str, scale: float) -> None:
-    """At a point, the bounds hold the float32 result and, as no rounding is allowed too, the float64 one."""
+def test_bounds_contain_float32_and_float64_results(name: str, scale: float) -> None:
+    """At a point, the bounds contain the float32 result and also the float64 result."""
     x = scale * (2 * torch.rand(20, 100) - 1)
     with torch.no_grad():
         result = OPERATIONS[name](Rounded.ball(x, 0.0, None))
@@ -132,7 +132,7 @@ def test_operations_in_float32_lie_around_those_in_float64(name: str, scale: flo
     assert_inside(torch.stack([single.double(), double]), result.lower, result.upper)
 
 
-def test_batchnorm_both_ways() -> None:
+def test_batchnorm_by_both_formulas() -> None:
     norm = nn.BatchNorm2d(6).eval()
     with torch.no_grad():
         norm.running_mean.uniform_(-3, 3)
@@ -148,12 +148,12 @@ def test_batchnorm_both_ways() -> None:
     assert_inside(torch.stack(others), result.lower, result.upper)
 
 
-def test_what_may_overflow_proves_nothing() -> None:
+def test_bounds_are_infinite_if_a_sum_may_overflow() -> None:
     layer = nn.Linear(3, 1, bias=False)
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[3e38, 3e38, -3e38]]))
         result = layer(Rounded.ball(torch.ones(1, 3), 0.0, None))
-    assert not float(result.lower) > -math.inf  # NaN proves nothing either
+    assert not float(result.lower) > -math.inf  # or NaN
 
 
 def test_subnormal_numbers_may_be_flushed() -> None:
@@ -166,7 +166,7 @@ def test_subnormal_numbers_may_be_flushed() -> None:
 
 
 @pytest.mark.parametrize("name", ["half", "bfloat16"])
-def test_coarse_types_are_refused(name: str) -> None:
+def test_low_precision_is_refused(name: str) -> None:
     with pytest.raises(UnsupportedOperation):
         getattr(Rounded.ball(torch.rand(1, 4), 0.1), name)()
 
@@ -180,7 +180,7 @@ def test_a_cast_to_float32_is_an_error_of_a_float64_network() -> None:
 
 def test_a_sum_of_too_many_terms_is_refused() -> None:
     with pytest.raises(UnsupportedOperation, match="terms"):
-        Rounding(torch.float32, torch.float32).of_sum(2**23)
+        Rounding(torch.float32, torch.float32).total_sum(2**23)
 
 
 def test_in_place_operations_change_the_set_itself() -> None:
@@ -195,7 +195,7 @@ def test_in_place_operations_change_the_set_itself() -> None:
         _ = view.lower
 
 
-def test_bounds_that_cover_rounding_hold_those_that_do_not() -> None:
+def test_rounded_bounds_contain_real_bounds() -> None:
     made = network(3)
     net = made.net.float().eval()
     x = torch.rand(4, *made.shape)

@@ -1,4 +1,4 @@
-"""The networks of crafted.py are what they are said to be: robust in real arithmetic, and broken in float32."""
+"""The networks of checks/crafted.py are robust in real arithmetic and have adversarial examples in float32."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from orders import into_ball
 
 
 @pytest.mark.parametrize("name", CRAFTED)
-def test_a_point_of_the_ball_is_misclassified_in_float32(name: str) -> None:
+def test_adversarial_example_in_float32(name: str) -> None:
     made, witness = CRAFTED[name](), find(name)
     assert witness is not None
     assert checked(made, witness)
 
 
 @pytest.mark.parametrize("name", [name for name in CRAFTED if name not in ("tiny margin", "small variance")])
-def test_no_point_is_misclassified_in_double_precision(name: str) -> None:
-    """(The margins of those two are below what double precision, or the search for a vertex, can show.)"""
+def test_no_adversarial_example_in_float64(name: str) -> None:
+    """The two excluded networks have margins that are too small for float64 or for the search for a vertex."""
     made = CRAFTED[name]()
     assert made.margin > 0
     eps = torch.tensor(made.eps, dtype=torch.float64)

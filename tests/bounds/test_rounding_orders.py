@@ -1,4 +1,4 @@
-"""The evaluator of tests/helpers/orders.py: the same function in any order, and no order is torch's alone."""
+"""The evaluator of tests/helpers/orders.py computes the same function in any order of summation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NETS = {
 
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("order", [*ORDERS.values(), *MORE.values(), *map(random_order, range(10))], ids=repr)
-def test_every_order_computes_the_network(name: str, order: Order) -> None:
+def test_every_order_approximates_the_network(name: str, order: Order) -> None:
     net = copy.deepcopy(NETS[name]).eval()
     x = torch.rand(3, 2, 8, 8)
     double = copy.deepcopy(net).double()
@@ -30,7 +30,7 @@ def test_every_order_computes_the_network(name: str, order: Order) -> None:
     assert torch.allclose(outputs(net, x, order), by_torch(net, x), rtol=1e-4, atol=1e-5)
 
 
-def test_the_order_is_the_one_that_was_asked_for() -> None:
+def test_order_of_summation() -> None:
     large = torch.tensor([1e8, 1.0, -1e8, 1.0])
     assert dot(large, None, None, Order()).item() == 1
     assert dot(large, None, None, Order(lanes=2)).item() == 2  # (1e8 - 1e8) + (1 + 1)
@@ -48,7 +48,7 @@ def test_a_fused_product_is_not_rounded() -> None:
     assert dot(a, b, bias, Order(fma=True)).item() == -(2.0**-26)
 
 
-def test_points_of_the_ball_are_in_it_exactly() -> None:
+def test_points_lie_exactly_in_the_ball() -> None:
     x, eps = torch.rand(2000), torch.tensor(0.1, dtype=torch.float64)
     x[:500] *= 1e-9
     for side in (-1, 1):

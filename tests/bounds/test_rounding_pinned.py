@@ -1,4 +1,4 @@
-"""Networks that a review broke: each was called robust, or its bounds were left, before it was mended."""
+"""Regression tests: networks that were wrongly certified, or whose outputs left their bounds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def verdict(net: nn.Module, x: Tensor, label: int, eps: float, by: str) -> str:
 
 
 class ComputedWeight(nn.Module):
-    """A weight that is computed on the way: [-1, 0] in float32, [0, 0] in double precision."""
+    """A weight that is computed in forward: [-1, 0] in float32, [0, 0] in float64."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class ComputedWeight(nn.Module):
 
 
 class ComputedConstant(nn.Module):
-    """A constant of the weight's type: 2^30 in float32, 2^30 + 64 in double precision."""
+    """A constant of the weight's dtype: 2^30 in float32, 2^30 + 64 in float64."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class ComputedConstant(nn.Module):
 
 
 class CastInside(nn.Module):
-    """A float64 network with float32 in between."""
+    """A float64 network that casts to float32 and back."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class WrittenConstant(nn.Module):
 
 
 class Divided(nn.Module):
-    """The sum of a window overflows at x = 1, and the divisor hides it."""
+    """The sum of a window overflows at x = 1, but the result of the division is finite."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,8 +99,8 @@ class Divided(nn.Module):
         return self.last(pooled.flatten(1))
 
 
-class Normed(nn.Module):
-    """BatchNorm whose (x - mean) / std overflows, though its result does not."""
+class Normalized(nn.Module):
+    """BatchNorm whose (x - mean) / std overflows, while its result does not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], Tensor, int, float]] = {
     "cast": (CastInside, torch.full((1, 1, 1, 1), 0.5 + 2.0**-23, dtype=torch.float64), 1, 2.0**-24 * 1.5),
     "written constant": (WrittenConstant, torch.full((1, 1, 1, 1), 0.5), 0, 0.4),
     "divided": (Divided, torch.full((1, 1, 3, 3), 0.4), 0, 0.6),
-    "normed": (Normed, torch.full((1, 1, 1, 1), 0.5), 0, 0.1),
+    "normed": (Normalized, torch.full((1, 1, 1, 1), 0.5), 0, 0.1),
     "small coefficients": (lambda: SMALL, torch.full((1, 1, 1, 1), 0.3), 0, 0.6),
     "flushed slope": (lambda: FLUSHED, torch.full((1, 1, 1, 1), 0.6), 0, 0.1),
 }
@@ -134,16 +134,16 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], Tensor, int, float]] = {
 
 @pytest.mark.parametrize("by", VERIFIERS)
 @pytest.mark.parametrize("name", BROKEN)
-def test_no_verifier_calls_it_robust(name: str, by: str) -> None:
+def test_no_verifier_returns_robust(name: str, by: str) -> None:
     make, x, label, eps = BROKEN[name]
     try:
         assert verdict(make(), x, label, eps, by) != "robust"
     except UnsupportedOperation as error:
-        assert "linear bounds" in str(error)  # noqa: PT017  (to refuse is right, too)
+        assert "linear bounds" in str(error)  # noqa: PT017  (refusing is also correct)
 
 
 @pytest.mark.parametrize("by", VERIFIERS)
-def test_casts_to_the_type_that_a_value_has_are_no_casts(by: str) -> None:
+def test_casts_to_the_same_dtype_are_ignored(by: str) -> None:
     class Cast(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -156,7 +156,7 @@ def test_casts_to_the_type_that_a_value_has_are_no_casts(by: str) -> None:
     assert verdict(Cast(), torch.full((1, 1, 1, 1), 0.5), 0, 0.1, by) == "robust"
 
 
-def test_a_mean_whose_sum_may_overflow_proves_nothing() -> None:
+def test_mean_whose_sum_may_overflow_has_infinite_bounds() -> None:
     sign = torch.tensor([1.0, -1.0]).repeat_interleave(32).repeat(16)
 
     def mean(x: Any) -> Any:
@@ -167,7 +167,7 @@ def test_a_mean_whose_sum_may_overflow_proves_nothing() -> None:
     assert not bool(mean(Rounded.ball(x, 0.0)).lower.isfinite().all())
 
 
-def test_a_border_that_repeats_one_pixel_is_covered_on_the_way_back() -> None:
+def test_backward_pass_covers_replicate_padding() -> None:
     """The gradient of replicate padding adds up 48^2 coefficients at a corner."""
     net = nn.Sequential(
         nn.ReplicationPad2d(48), nn.AvgPool2d(4), nn.AvgPool2d(26), nn.Flatten(), layer([[0.7], [-0.7]], [0.0, 0.0])
@@ -178,7 +178,7 @@ def test_a_border_that_repeats_one_pixel_is_covered_on_the_way_back() -> None:
     assert margin <= 1.4 * 0.3
 
 
-def test_a_variance_next_to_zero_is_refused() -> None:
+def test_variance_close_to_zero_is_refused() -> None:
     norm = nn.BatchNorm1d(1, eps=1e-5 * (1 + 3e-7)).eval()
     with torch.no_grad():
         norm.running_var.fill_(-1e-5)
@@ -199,7 +199,7 @@ FORMS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_every_form_of_a_call_has_a_rule(name: str) -> None:
+def test_every_form_of_a_call_is_supported(name: str) -> None:
     x = torch.rand(2, 3, 3)
     result, value = FORMS[name](Rounded.ball(x, 0.0)), FORMS[name](x)
     assert result.shape == value.shape

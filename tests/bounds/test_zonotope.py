@@ -1,4 +1,4 @@
-"""Zonotope: nothing escapes it in any direction, affine chains are exact in it, and what it cannot do it refuses."""
+"""Zonotope: it contains sampled points in every direction, is exact for affine networks, and refuses the rest."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ Forward = Callable[[Any], Any]
 
 
 def assert_holds(values: Tensor, zonotope: Zonotope, directions: int = 60) -> None:
-    """Points (M, ...) lie in a zonotope (1, ...): within its bounds, and within its extent in random directions, for
-    which the relations between elements matter."""
+    """Check that points (M, ...) lie in a zonotope (1, ...): within its bounds, and within its extent in random
+    directions, which depends on the dependencies between elements.
+    """
     count = zonotope[0:1].numel()
     random = torch.randn(count, directions, dtype=torch.float64)
     axes = torch.cat([torch.eye(count, dtype=torch.float64)[:, :400], random, random.sign()], 1)
@@ -57,7 +58,7 @@ def assert_holds(values: Tensor, zonotope: Zonotope, directions: int = 60) -> No
 
 
 def run(net: Forward, zonotope: Zonotope) -> Zonotope:
-    """net(zonotope); networks that move elements between images are not drawn."""
+    """Return net(zonotope). Networks that move elements between images are discarded."""
     try:
         return net(zonotope)
     except UnsupportedOperation as error:
@@ -79,13 +80,13 @@ def assert_sound(net: Forward, box: Box, count: int = 1000, **options: Any) -> Z
 
 @settings(max_examples=60)
 @given(nets(), st.sampled_from([random_box, wide_box]))
-def test_nothing_escapes(net: nn.Module, some_box: Callable[..., Box]) -> None:
+def test_bounds_contain_sampled_points(net: nn.Module, some_box: Callable[..., Box]) -> None:
     assert_sound(net, some_box(1, 2, 6, 6))
 
 
 @settings(max_examples=30)
 @given(nets(), st.sampled_from([0, 1, 5, 40]))
-def test_nothing_escapes_from_few_symbols(net: nn.Module, most: int) -> None:
+def test_bounds_contain_sampled_points_with_few_symbols(net: nn.Module, most: int) -> None:
     output = assert_sound(net, wide_box(1, 2, 6, 6), most_symbols=most)
     assert len(output.symbols) == len(output.generators) <= most
     assert output.most_symbols == most
@@ -93,7 +94,7 @@ def test_nothing_escapes_from_few_symbols(net: nn.Module, most: int) -> None:
 
 @settings(max_examples=100)
 @given(programs({name: SETS_TOO[name] for name in SETS_TOO.keys() - {"iterate", "transposed"}}, training=False))
-def test_nothing_escapes_from_programs(net: Program) -> None:
+def test_bounds_contain_sampled_points_of_programs(net: Program) -> None:
     box = wide_box(1, 8)
     try:
         output = net(Zonotope.from_box(box))
@@ -115,7 +116,7 @@ def test_zero_radius_gives_the_concrete_output(net: nn.Module) -> None:
 
 @settings(max_examples=30)
 @given(nets())
-def test_images_do_not_depend_on_their_batch_mates(net: nn.Module) -> None:
+def test_images_of_a_batch_are_independent(net: nn.Module) -> None:
     box = wide_box(3, 2, 6, 6)
     whole = run(net, Zonotope.from_box(box))
     for i in range(3):
@@ -126,7 +127,7 @@ def test_images_do_not_depend_on_their_batch_mates(net: nn.Module) -> None:
 
 @settings(max_examples=20)
 @given(nets())
-def test_replaying_a_tape_is_running_the_network(net: nn.Module) -> None:
+def test_replay_of_a_tape(net: nn.Module) -> None:
     box = random_box(2, 2, 6, 6)
     expected = run(net, Zonotope.from_box(box))
     replayed = Tape.record(net, box.center).replay(Zonotope.from_box(box))
@@ -156,7 +157,7 @@ def test_affine_layers_are_exact(net: Any, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(("net", "shape"), staying(AFFINE))
-def test_affine_layers_without_symbols_are_a_box_s(net: Any, shape: tuple[int, ...]) -> None:
+def test_affine_layers_without_symbols_equal_a_box(net: Any, shape: tuple[int, ...]) -> None:
     net, box = ready(net), random_box(*shape)
     output, expected = net(Zonotope.from_box(box, most_symbols=0)), net(box)
     assert output.generators.shape == (0, *expected.shape)
@@ -186,7 +187,7 @@ def test_chains_of_affine_layers_are_exact(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_fewer_symbols_lie_between_a_zonotope_and_a_box(seed: int) -> None:
+def test_limited_symbols_are_between_zonotope_and_box(seed: int) -> None:
     net, box = affine_net(seed), random_box(2, 2, 6, 6)
     radii = [net(Zonotope.from_box(box, most_symbols=most)).radius for most in (None, 60, 30, 5, 0)]
     for tight, loose in itertools.pairwise(radii):
@@ -196,7 +197,7 @@ def test_fewer_symbols_lie_between_a_zonotope_and_a_box(seed: int) -> None:
 
 
 def test_one_symbol_of_the_rest_is_the_difference_to_a_box() -> None:
-    """The least important symbol goes first, and to the rest of its own pixel alone."""
+    """The least important symbol becomes part of the rest first, only at its own pixel."""
     box = Box(torch.zeros(1, 3), torch.tensor([[0.1, 0.3, 0.2]]))
     zonotope = Zonotope.from_box(box, most_symbols=2)
     torch.testing.assert_close(zonotope.rest, torch.tensor([[0.1, 0.0, 0.0]]))
@@ -206,7 +207,7 @@ def test_one_symbol_of_the_rest_is_the_difference_to_a_box() -> None:
 # ---- symbols
 
 
-def test_zonotopes_that_meet_again_share_their_symbols() -> None:
+def test_residual_sums_share_symbols() -> None:
     x = Zonotope.from_box(wide_box(2, 3, 4))
     for zero in (x - x, torch.sub(x, x), x.sub(2 * x, alpha=0.5), -x + x, x.flatten(1) - x.reshape(2, 12)):
         assert not zero.radius.any()
@@ -218,11 +219,11 @@ def test_zonotopes_that_meet_again_share_their_symbols() -> None:
     for same in (x + (y - x), y - x + x, y - (x - x), torch.stack([y, x], 1).sum(1) - x):
         assert torch.equal(same.symbols, y.symbols)
         torch.testing.assert_close((same.lower, same.upper), (y.lower, y.upper))
-    z = F.relu(-x)  # relu(x) - relu(-x) = x, of which zonotopes know half
+    z = F.relu(-x)  # relu(x) - relu(-x) = x
     assert len((y + z).symbols) == len(y.symbols) + len(z.symbols) - len(x.symbols)
 
 
-def test_two_balls_share_nothing() -> None:
+def test_two_balls_have_different_symbols() -> None:
     box = random_box(2, 3)
     x, y = Zonotope.from_box(box), Zonotope.from_box(box)
     torch.testing.assert_close((x - y).radius, 2 * box.radius)
@@ -231,7 +232,7 @@ def test_two_balls_share_nothing() -> None:
     torch.testing.assert_close(joined.radius, torch.cat([box.radius, box.radius], 1))
 
 
-def test_the_limit_holds_when_zonotopes_meet() -> None:
+def test_symbol_limit_after_a_sum() -> None:
     boxes = random_box(1, 4), random_box(1, 4)
     x, y = (Zonotope.from_box(box, most_symbols=4) for box in boxes)
     for met in (x + y, torch.cat([x, y], 1)):
@@ -241,7 +242,7 @@ def test_the_limit_holds_when_zonotopes_meet() -> None:
     torch.testing.assert_close((x + y).radius, boxes[0].radius + boxes[1].radius)
 
 
-def test_fresh_symbols_for_unstable_neurons_alone() -> None:
+def test_new_symbols_only_for_unstable_neurons() -> None:
     center, radius = torch.tensor([[2.0, -2.0, 0.1, 3.0], [2.0, -2.0, 2.0, 3.0]]), torch.tensor([1.0, 1.0, 1.0, 0.0])
     x = Zonotope.from_box(Box(center, radius))
     assert len(x.symbols) == 3  # the last pixel can't vary
@@ -272,7 +273,7 @@ def test_every_activation_is_sound(net: Any, shape: tuple[int, ...], most: int |
 def test_relu_is_the_band_of_least_area(low: float, high: float, negative_slope: float) -> None:
     box = Box.from_bounds(torch.tensor([[low]], dtype=torch.float64), torch.tensor([[high]], dtype=torch.float64))
     output = F.leaky_relu(Zonotope.from_box(box), negative_slope)
-    points = torch.tensor([[low], [0.0], [high]], dtype=torch.float64)  # where a piecewise linear function turns
+    points = torch.tensor([[low], [0.0], [high]], dtype=torch.float64)  # the breakpoints of a piecewise linear function
     slopes = torch.linspace(-3, 3, 601, dtype=torch.float64)
     above = F.leaky_relu(points, negative_slope) - slopes * points
     widths = above.amax(0) - above.amin(0)
@@ -291,7 +292,7 @@ def test_relu_by_hand() -> None:
     torch.testing.assert_close((y.lower, y.upper), (torch.tensor([[-0.6]]), torch.tensor([[1.5]])))
 
 
-def test_a_stable_relu_keeps_the_zonotope_to_the_bit() -> None:
+def test_stable_relu_is_bit_identical() -> None:
     x = Zonotope(torch.tensor([[1e6, -3.0]]), torch.tensor([[[1e-3, 1.0]]]), 0.5)
     y = F.relu(x)
     assert y.center.tolist() == [[1e6, 0.0]]
@@ -306,10 +307,10 @@ def test_s_shaped_bands_touch_both_ends(func: Forward) -> None:
     torch.testing.assert_close((output.lower, output.upper), (func(box.lower), func(box.upper)))
 
 
-# ---- bounds from elsewhere
+# ---- option relu_bounds
 
 
-def boxes_before_relus(net: nn.Sequential, box: Box) -> list[Box]:
+def pre_activation_boxes(net: nn.Sequential, box: Box) -> list[Box]:
     boxes = []
     for layer in net:
         if isinstance(layer, nn.ReLU):
@@ -319,12 +320,12 @@ def boxes_before_relus(net: nn.Sequential, box: Box) -> list[Box]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_given_bounds_stay_sound_and_are_used(seed: int) -> None:
+def test_relu_bounds_are_used_and_sound(seed: int) -> None:
     torch.manual_seed(seed)
     layers = [nn.Linear(5, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(inplace=False), nn.Linear(12, 3)]
     net, box = settled(nn.Sequential(*layers)), wide_box(1, 5)
     points = members(box, 4000)
-    given, seen = iter(boxes_before_relus(net, box)), []
+    given, seen = iter(pre_activation_boxes(net, box)), []
 
     def relu_bounds(zonotope: Zonotope) -> tuple[Tensor, Tensor]:
         seen.append(zonotope.to_box())
@@ -337,14 +338,14 @@ def test_given_bounds_stay_sound_and_are_used(seed: int) -> None:
         assert [tuple(b.shape) for b in seen] == [(1, 12), (1, 12)]
         values = net[:3](points)
         tightest = net(Zonotope.from_box(box, relu_bounds=lambda z: (z.lower, z.lower + 1e9)))
-        torch.testing.assert_close(tightest.radius, net(Zonotope.from_box(box)).radius)  # no tighter, so unused
+        torch.testing.assert_close(tightest.radius, net(Zonotope.from_box(box)).radius)  # not tighter, so not used
     calls = iter([None, (values.amin(0, keepdim=True), values.amax(0, keepdim=True))])
     refined = net(Zonotope.from_box(box, relu_bounds=lambda z: next(calls)))
     assert refined.radius.sum() < net(Zonotope.from_box(box)).radius.sum()
     assert_holds(net(points).detach(), refined.detach())
 
 
-def test_given_bounds_decide_the_sign() -> None:
+def test_relu_bounds_decide_the_sign() -> None:
     x = Zonotope(torch.zeros(1, 3), torch.ones(1, 1, 3))
     bounds = torch.tensor([[0.0, -1.0, -0.5]]), torch.tensor([[2.0, -0.2, 0.5]])
     for relu in (F.relu, F.relu_, torch.relu):
@@ -355,7 +356,7 @@ def test_given_bounds_decide_the_sign() -> None:
         torch.testing.assert_close(y.center, torch.tensor([[0.0, 0.0, 0.125]]))
 
 
-def test_given_bounds_of_another_shape_raise() -> None:
+def test_relu_bounds_of_another_shape_raise() -> None:
     x = Zonotope.ball(torch.rand(2, 3), 0.1, relu_bounds=lambda z: (z.lower[:1], z.upper[:1]))
     with pytest.raises(UserError, match=r"shape \(2, 3\), not \(1, 3\)"):
         x.relu()
@@ -413,7 +414,7 @@ def test_gradients_of_the_margins(activation: nn.Module, most: int | None) -> No
     assert torch.autograd.gradcheck(lower_margins, values)
 
 
-def test_gradients_flow_through_given_bounds() -> None:
+def test_gradients_flow_through_relu_bounds() -> None:
     torch.manual_seed(1)
     weight = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
     x = torch.rand(1, 6, dtype=torch.float64)
@@ -447,20 +448,20 @@ def test_a_ball_is_intersected_with_its_range(seed: int, eps: float) -> None:
         torch.testing.assert_close(ball.to_box().radius, box.radius)
 
 
-def test_constructors_refuse_what_is_no_zonotope() -> None:
+def test_constructors_check_their_arguments() -> None:
     with pytest.raises(UserError, match="eps must be finite"):
         Zonotope.ball(torch.zeros(1, 2), math.nan)
     with pytest.raises(UserError, match="NaN or lies outside of"):
         Zonotope.ball(torch.full((1, 2), 200.0), 0.1)
     with pytest.raises(UserError, match="most_symbols must not be negative"):
         Zonotope.ball(torch.zeros(1, 2), 0.1, most_symbols=-1)
-    with pytest.raises(UserError, match=r"generators \(S, B, ...\) of its type, not \(2, 3\)"):
+    with pytest.raises(UserError, match=r"generators \(S, B, ...\) of its dtype, not \(2, 3\)"):
         Zonotope(torch.zeros(2, 3), torch.zeros(4, 3))
     with pytest.raises(UserError, match="radius must be finite and not negative"):
         Zonotope(torch.zeros(2, 3), torch.zeros(4, 2, 3), -1.0)
 
 
-def test_a_zonotope_answers_for_its_shape_and_kind() -> None:
+def test_shape_dtype_and_device() -> None:
     zonotope = Zonotope.ball(torch.rand(2, 3, 4), 0.1)
     assert zonotope.shape == zonotope.size() == (2, 3, 4)
     assert (zonotope.size(1), zonotope.dim(), zonotope.ndim, zonotope.numel(), len(zonotope)) == (3, 3, 3, 24, 2)
@@ -503,7 +504,7 @@ def test_in_place_operations_change_the_zonotope_itself(change: Forward) -> None
     copy = zonotope.clone()
     assert change(zonotope) is zonotope
     assert_holds(change(members(box, 200)), zonotope)
-    torch.testing.assert_close((copy.lower, copy.upper), (box.lower, box.upper))  # a clone is no view
+    torch.testing.assert_close((copy.lower, copy.upper), (box.lower, box.upper))  # a clone is not a view
 
 
 def test_adding_itself_in_place() -> None:
@@ -514,7 +515,7 @@ def test_adding_itself_in_place() -> None:
 
 
 @pytest.mark.parametrize("view", [view for i, view in enumerate(VIEWS) if i != len(VIEWS) - 1])
-def test_a_view_that_became_stale_raises(view: Forward) -> None:
+def test_out_of_date_view_raises(view: Forward) -> None:
     zonotope = Zonotope.from_box(random_box(2, 3, 4))
     part = view(zonotope)
     F.relu_(part)
@@ -531,11 +532,11 @@ def test_contiguous_and_dropout_in_evaluation_return_the_zonotope_itself() -> No
     assert F.dropout(zonotope, 0.5, training=False, inplace=True) is zonotope
 
 
-# ---- what a zonotope cannot do
+# ---- unsupported operations
 
 
 @pytest.mark.parametrize(("net", "shape"), cases([row for row in AFFINE if row[0] in MOVING]))
-def test_what_moves_elements_between_images_raises(net: Any, shape: tuple[int, ...]) -> None:
+def test_moving_elements_between_images_raises(net: Any, shape: tuple[int, ...]) -> None:
     with pytest.raises(UnsupportedOperation, match="between the images of a Zonotope"):
         ready(net)(Zonotope.from_box(random_box(*shape)))
 
@@ -556,7 +557,7 @@ def test_what_moves_elements_between_images_raises(net: Any, shape: tuple[int, .
     ],
 )
 def test_images_are_kept_apart(move: Forward, batch: int) -> None:
-    """Images share names of symbols, so what mixes them would be wrong without a word."""
+    """Images share names of symbols, so mixing them would be silently wrong."""
     with pytest.raises(UnsupportedOperation, match="between the images of a Zonotope"):
         move(Zonotope.from_box(random_box(batch, 3)))
 
@@ -579,14 +580,14 @@ def test_images_are_kept_apart(move: Forward, batch: int) -> None:
         (Lambda(lambda x: 1 / x), "division by a Zonotope"),
         (Lambda(lambda x: torch.ones(6) / x), "division by a Zonotope"),
         (Lambda(lambda x: torch.exp(x, out=torch.zeros(6))), "torch.exp cannot write a Zonotope to out="),
-        (Lambda(lambda x: F.linear(torch.zeros(1, 6), x)), "takes a Zonotope as its input alone"),
+        (Lambda(lambda x: F.linear(torch.zeros(1, 6), x)), "takes a Zonotope only as its input"),
         (Lambda(lambda x: torch.zeros(1, 6).add_(x)), "add_ cannot write a Zonotope into a tensor"),
         (Lambda(lambda x: x.__setitem__(0, 1)), "'setitem' is undefined"),
         (Lambda(lambda x: x.to(torch.int32)), "cannot be converted to torch.int32"),
         (Lambda(lambda x: torch.cat(x)), "needs a list or tuple|must be tuple"),
     ],
 )
-def test_what_a_zonotope_cannot_do_raises_naming_the_layer(layer: nn.Module, words: str) -> None:
+def test_unsupported_operations_raise_with_the_layer(layer: nn.Module, words: str) -> None:
     with pytest.raises(UnsupportedOperation, match=rf"^layer 'features.2' \(\w+\): .*({words})"):
         Net(layer)(Zonotope.ball(torch.zeros(1, 6), 0.1, within=None))
 

@@ -10,7 +10,7 @@ from loss_problems import problem
 from torch import nn
 
 from advibp import Box, objectives
-from advibp.bounds.graph.relu_inputs import entering_relus
+from advibp.bounds.graph.pre_activations import record_pre_activations
 from advibp.objectives import Ball, Context, Settings
 from advibp.objectives.regularizers import area, balance, instability, latent_pgd, shi_ibp, stable_pgd, tightness
 
@@ -57,7 +57,7 @@ def test_a_term_is_added_to_the_loss_it_belongs_to(seed: int, spec: str) -> None
     net, x, y = problem(spec, seed)
     eps = 0.05
     early = Context(ramped=0.2, settings=WEIGHED)
-    with entering_relus() as entering:
+    with record_pre_activations() as entering:
         net(Box.ball(x, eps))
     shi = shi_ibp(net, Ball(x, eps), y, context=early).loss
     term = 0.5 * 0.8 * (tightness(Box.ball(x, eps), entering) + balance(entering))

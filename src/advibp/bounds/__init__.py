@@ -1,4 +1,4 @@
-"""Sets of inputs as values, and what a network makes of them."""
+"""Sets of inputs as values, and bounds of a network's outputs over them."""
 
 from advibp.bounds.box import Box
 from advibp.bounds.linear.crown import LinearBounds, crown, crown_ibp, intermediate

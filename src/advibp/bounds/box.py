@@ -1,11 +1,15 @@
-"""Box: a set of inputs as a value. `net(Box.ball(x, eps))` runs the user's own module on a box and returns a box.
+"""Box: a set of tensors given by bounds of each element.
 
-A box is kept as centre c and radius r, the set {z : |z - c| <= r}, because an affine layer then costs two plain calls:
+`net(Box.ball(x, eps))` runs the user's module on a box and returns a box that contains all outputs: interval bound
+propagation (IBP). A box is stored as center c and radius r, the set {z : |z - c| <= r}. An affine layer then needs two
+calls of torch:
 
-    z = W x + b,  |x - c| <= r   =>   |z - (W c + b)| <= |W| r        (attained at the vertex x = c +- r sign(W))
+    z = W x + b,  |x - c| <= r   =>   |z - (W c + b)| <= |W| r
 
-The rules of the operations are in box_rules.py. Bounds are computed in the usual floating-point arithmetic, without
-outward rounding: they hold up to rounding errors.
+Equality holds at the vertex x = c +- r sign(W), so these bounds are exact for one layer.
+
+The rules of the operations are in rules/box_rules.py. Bounds are computed in floating-point arithmetic without outward
+rounding, so they hold up to rounding errors. `Rounded` has bounds that include rounding errors.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from typing import NamedTuple, TypeAlias, Union
 import torch
 from torch import Tensor
 
-from advibp.bounds.domain import Domain, Rules, exactly, unsupported
+from advibp.bounds.domain import Domain, Rules, unsupported, without_autocast
 from advibp.bounds.labels import checked_labels
 from advibp.errors import UserError
 
@@ -25,7 +29,14 @@ Operand: TypeAlias = Union["Box", Tensor, float]
 
 
 class LastLayer(NamedTuple):
-    """The linear layer z = W x + b that made a box: its input box (B, J), W (K, J), b (K,) or None."""
+    """The linear layer z = W x + b that computed a box.
+
+    Attributes:
+        input: the box of x, (B, J).
+        weight: W, (K, J).
+        bias: b, (K,), or None.
+        version: number of writes to W when the box was computed.
+    """
 
     input: Box
     weight: Tensor
@@ -36,21 +47,37 @@ class LastLayer(NamedTuple):
 class Box(Domain):
     """The set of all z with |z - center| <= radius, elementwise.
 
-    A box can be given to any `nn.Module` in place of a tensor; each operation then bounds its results over all
-    members. What has no rule raises `UnsupportedOperation`: a box never turns into a tensor on the way. A box keeps
-    no relation between its elements, so `x - x` is not zero.
+    A box can be passed to any `nn.Module` in place of a tensor. Each operation then returns a box that contains its
+    results for all members. An operation without a rule raises `UnsupportedOperation`; a box never silently becomes a
+    tensor. A box does not track dependencies between its elements, so `x - x` is not zero.
 
-    In-place operations rebind the tensors of this very box and never write to them. Views of a box share a counter
-    with it; after an in-place change through one of them the others are out of date, and raise when used.
+    In-place operations replace the tensors of this box and never write to them. Views of a box share a counter with it.
+    After an in-place change through one view, the other views are out of date and raise an error when used.
+
+    Args:
+        center: (...), floating point.
+        radius: a number, or a tensor that broadcasts to `center`; finite and not negative.
+
+    Attributes:
+        elided: whether `margins` can use the last linear layer. On a box of margins: whether it was used.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from advibp import Box
+        >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        >>> _ = net[0].weight.data.copy_(torch.tensor([[1.0, 2.0], [-1.0, 1.0]])), net[0].bias.data.zero_()
+        >>> box = net(Box.ball(torch.tensor([[0.5, 0.5]]), 0.25))
+        >>> box.lower, box.upper
+        (tensor([[0.7500, 0.0000]]), tensor([[2.2500, 0.5000]]))
     """
 
-    __slots__ = ("__weakref__", "_center", "_changes", "_last", "_radius", "_seen", "elided")
+    __slots__ = ("__weakref__", "_center", "_changes", "_changes_at_creation", "_last", "_radius", "elided")
 
     _center: Tensor
-    elided: bool  # whether `margins` can skip (on a box of margins: has skipped) the box of the last linear layer
+    elided: bool
 
     def __init__(self, center: Tensor, radius: Tensor | float) -> None:
-        """center: (...), floating point; radius: a number or a tensor that broadcasts to it, finite, not negative."""
         _check_floating(center)
         _check_size("a radius", radius)
         radius = torch.as_tensor(radius, dtype=center.dtype, device=center.device)
@@ -60,49 +87,64 @@ class Box(Domain):
     def ball(
         cls, x: Tensor, eps: float | Tensor, within: tuple[float | Tensor, float | Tensor] | None = (0.0, 1.0)
     ) -> Box:
-        """All points within eps of x (B, ...) in the maximum norm, intersected with [within[0], within[1]].
+        """The box of all points within eps of x in the maximum norm, intersected with a range.
 
-        eps is a number or a tensor that broadcasts to x, finite and not negative.
+        Args:
+            x: centers (B, ...), floating point.
+            eps: radius, a number or a tensor that broadcasts to x; finite and not negative.
+            within: (lowest, highest) value of the inputs, numbers or tensors that broadcast to x; None for no range.
+                Default: (0, 1), the range of pixels.
+
+        Returns:
+            A box (B, ...).
+
+        Raises:
+            UserError: if x is NaN, or lies outside of the range by more than eps.
         """
         _check_floating(x)
         _check_size("eps", eps)
         if within is None:
             return cls(x, eps)
         box = _between((x - eps).clamp_(min=within[0]), (x + eps).clamp_(max=within[1]))
-        if not bool((box.radius >= 0).all()):  # NaN too. This waits for the device, but only at a network's entrance
-            raise UserError(f"some of x is NaN or lies outside of {within} by more than eps; scale x or set `within`.")
+        if not bool((box.radius >= 0).all()):  # also for NaN. This waits for the device, once per network call
+            raise UserError(f"x is NaN or lies outside of {within} by more than eps; scale x or set `within`.")
         return box
 
     @classmethod
     def from_bounds(cls, lower: Tensor, upper: Tensor) -> Box:
-        """The box [lower, upper], both (...)."""
+        """The box [lower, upper].
+
+        Args:
+            lower: lower bounds (...), floating point and finite.
+            upper: upper bounds (...), at least `lower`.
+        """
         _check_floating(lower)
         _check_floating(upper)
         box = _between(lower, upper)
         if not bool((box.radius >= 0).all()):
-            raise UserError("Box.from_bounds needs finite numbers, lower <= upper everywhere; check their order.")
+            raise UserError("Box.from_bounds needs finite numbers with lower <= upper; check their order.")
         return box
 
     def _fill(self, center: Tensor, radius: Tensor, changes: list[int]) -> Box:
         self._center, self._radius = center, radius
-        self._changes, self._seen = changes, changes[0]
+        self._changes, self._changes_at_creation = changes, changes[0]
         self._last: LastLayer | None = None
         self.elided = False
         return self
 
     @staticmethod
     def _of(center: Tensor, radius: Tensor) -> Box:
-        """A new box from two tensors of one shape and dtype, unchecked: what the rules return."""
+        """Return a new box from two tensors of the same shape and dtype, without checks. The rules use this."""
         return object.__new__(Box)._fill(center, radius, [0])
 
     def _view(self, center: Tensor, radius: Tensor) -> Box:
-        """A box whose elements are elements of this one: it shares the counter of in-place changes."""
+        """Return a view: a box whose elements are elements of this one. It shares the counter of in-place changes."""
         if center is self._center and radius is self._radius:
             return self
         return object.__new__(Box)._fill(center, radius, self._changes)
 
     def __copy__(self) -> Box:
-        """A box of its own, of the same tensors: an in-place change of one leaves the other as it is."""
+        """Return a box with the same tensors. In-place operations on one do not change the other."""
         box = Box._of(self.center, self.radius)
         box._last, box.elided = self._last, self.elided
         return box
@@ -116,61 +158,84 @@ class Box(Domain):
         return self._fill(center, radius, self._changes)
 
     def _check_current(self) -> None:
-        if self._seen != self._changes[0]:
+        """Raise if this box was changed in place through another view."""
+        if self._changes_at_creation != self._changes[0]:
             advice = "use that view, or an operation that is not in place."
             unsupported("this set was changed in place through another view of it", advice)
 
     @property
     def center(self) -> Tensor:
-        """The midpoint of the bounds."""
+        """The midpoint of the bounds, (...)."""
         self._check_current()
         return self._center
 
     @property
     def radius(self) -> Tensor:
-        """Half the distance between the bounds."""
+        """Half the distance between the bounds, (...)."""
         self._check_current()
         return self._radius
 
     @property
     def lower(self) -> Tensor:
-        """The lower bound."""
+        """The lower bounds, (...)."""
         return self.center - self.radius
 
     @property
     def upper(self) -> Tensor:
-        """The upper bound."""
+        """The upper bounds, (...)."""
         return self.center + self.radius
 
     def remember(self, input: Box, weight: Tensor, bias: Tensor | None) -> None:
-        """Note the linear layer that made this box, so that margins can elide it."""
-        # A copy of the input box (not of its tensors), which an in-place operation may change later.
+        """Store the linear layer that computed this box, so that `margins` can use it."""
+        # A copy of the input box, because an in-place operation may change it later. The tensors are shared.
         self._last = LastLayer(Box._of(input.center, input.radius), weight, bias, version_of(weight))
         self.elided = True
 
     @property
     def last(self) -> LastLayer | None:
-        """The linear layer that made this box (B, K); None when something else did."""
+        """The linear layer that computed this box (B, K), or None if another operation did."""
         self._check_current()
         return self._last
 
     def margins(self, y: Tensor) -> Box:
-        """Margins m_k = z_y - z_k (B, K) of these outputs z (B, K) for the labels y (B,); m_y is exactly 0.
+        """Bound the margins m_k = z_y - z_k of outputs z.
 
-        If a linear layer z = W x + b made this box then m_k = (W_y - W_k) x + b_y - b_k is bounded over the box of x,
-        with radius sum_j |W_yj - W_kj| r_j: exact for that layer, and never wider than the difference of two bounds,
-        whose radius is sum_j (|W_yj| + |W_kj|) r_j. Otherwise it is that difference. `elided` says which.
+        If a linear layer z = W x + b computed this box, then m_k = (W_y - W_k) x + b_y - b_k is bounded over the box of
+        x. The radius sum_j |W_yj - W_kj| r_j is exact for this layer. It is never larger than that of the difference of
+        two bounds, sum_j (|W_yj| + |W_kj|) r_j, which is used otherwise. The attribute `elided` of the result tells
+        which one was used.
+
+        Args:
+            y: labels (B,).
+
+        Returns:
+            A box (B, K) of margins. The margin of the label itself is exactly 0.
+
+        Example:
+            >>> import torch
+            >>> from advibp import Box
+            >>> logits = Box(torch.tensor([[3.0, 1.0]]), 0.5)
+            >>> logits.margins(torch.tensor([0])).lower
+            tensor([[0., 1.]])
         """
         box = Box._of(*self._margins(y))
         box.elided = self.elided
         return box
 
     def lower_margins(self, y: Tensor) -> Tensor:
-        """Lower bounds (B, K) of the margins z_y - z_k; an image is proved robust when all but that of y are > 0."""
+        """Compute lower bounds of the margins z_y - z_k.
+
+        Args:
+            y: labels (B,).
+
+        Returns:
+            Lower bounds (B, K). An image is robust if all of them except the label's are above 0.
+        """
         center, radius = self._margins(y)
         return center - radius
 
     def _margins(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return center and radius (B, K) of the margins."""
         y = checked_labels(y, self.shape)
         label = y.unsqueeze(1)
         center = self.center.gather(1, label) - self.center
@@ -179,8 +244,8 @@ class Box(Domain):
             return center, radius.scatter(1, label, 0.0)
         weight = self._last.weight
         if self._last.version != version_of(weight):
-            raise UserError("the last layer's weights have changed since this Box was made; run the network again.")
-        with exactly(self.device.type):
+            raise UserError("the last layer's weights have changed since this Box was computed; run the network again.")
+        with without_autocast(self.device.type):
             return center, margin_radius(weight, self._last.input.radius, y)
 
     @property
@@ -195,42 +260,50 @@ RULES = Box.rules = Rules(Box)
 
 
 def _between(lower: Tensor, upper: Tensor) -> Box:
-    """[lower, upper] as a box, in two passes; where lower = upper the centre is that number exactly."""
+    """Return the box [lower, upper]. Where lower = upper the center is exactly that number."""
     center = torch.lerp(lower, upper, 0.5)
     return Box._of(center, upper - center)
 
 
 def margin_radius(weight: Tensor, radius: Tensor, y: Tensor) -> Tensor:
-    """sum_j |W_yj - W_kj| r_j as (B, K), from W (K, J), r (B, J), y (B,).
+    """Compute sum_j |W_yj - W_kj| r_j for each image and class k.
 
-    With few classes it is several times faster to take all K^2 differences through one matrix product and then pick
-    the labels' rows than to build the (B, K, J) differences of the labels.
+    With few classes it is several times faster to compute all K^2 differences by one matrix product, and to select the
+    rows of the labels, than to build the differences (B, K, J) of the labels.
+
+    Args:
+        weight: W (K, J).
+        radius: r (B, J).
+        y: labels (B,).
+
+    Returns:
+        (B, K).
     """
     classes = len(weight)
     if classes > min(len(y), 64):
         return torch.bmm((weight[y].unsqueeze(1) - weight).abs(), radius.unsqueeze(2)).squeeze(2)
-    spread = (weight.unsqueeze(1) - weight).abs().flatten(0, 1)  # (K K, J)
-    every = (radius @ spread.T).unflatten(1, (classes, classes))
-    return every.gather(1, y.view(-1, 1, 1).expand(-1, 1, classes)).squeeze(1)
+    differences = (weight.unsqueeze(1) - weight).abs().flatten(0, 1)  # (K K, J)
+    all_pairs = (radius @ differences.T).unflatten(1, (classes, classes))
+    return all_pairs.gather(1, y.view(-1, 1, 1).expand(-1, 1, classes)).squeeze(1)
 
 
 def _check_floating(value: object) -> None:
     if not isinstance(value, Tensor) or not value.is_floating_point():
         kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise UserError(f"a Box is made of floating-point tensors, not {kind}; convert it first.")
+        raise UserError(f"a Box needs floating-point tensors, not {kind}; convert them first.")
 
 
 def _check_size(name: str, size: float | Tensor) -> None:
     if isinstance(size, Tensor):
-        good = size.dtype != torch.bool and bool(((size >= 0) & size.isfinite()).all())
+        valid = size.dtype != torch.bool and bool(((size >= 0) & size.isfinite()).all())
     else:
-        good = isinstance(size, Real) and not isinstance(size, bool) and 0 <= float(size) < math.inf
-    if not good:
+        valid = isinstance(size, Real) and not isinstance(size, bool) and 0 <= float(size) < math.inf
+    if not valid:
         raise UserError(f"{name} must be finite and not negative; got {size!r}.")
 
 
 def version_of(weight: Tensor) -> int:
-    """How often a tensor was written to; inference tensors do not count."""
+    """Return how often a tensor was written to; 0 for inference tensors, which have no counter."""
     return 0 if weight.is_inference() else weight._version
 
 

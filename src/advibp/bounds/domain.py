@@ -1,7 +1,7 @@
-"""Values that stand in for tensors: what they share, whatever they are made of.
+"""Base classes of values that a network can run on in place of a tensor.
 
-A `Value` can be given to any `nn.Module` in place of a tensor. Functions reach it through `__torch_function__`, Tensor
-methods and properties through `__getattr__`, and operators through the table below; all end at `apply`.
+A `Value` can be passed to any `nn.Module` in place of a tensor. torch functions reach it through `__torch_function__`,
+Tensor methods and properties through `__getattr__`, and operators through the methods below. All of them call `apply`.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ FULL_PRECISION = "let the network compute in float32 or float64."
 
 
 class UnsupportedOperation(UserError):
-    """An operation that a value cannot do, or that has no rule."""
+    """Raised for an operation that a value does not support or that has no rule."""
 
 
 class UnsupportedAttribute(UnsupportedOperation, AttributeError):
-    """The same for an attribute, so that `hasattr` answers False as it does for any other value."""
+    """The same for an attribute, so that `hasattr` returns False as for any other object."""
 
 
 def _operator(func: Func) -> Callable[[Any, Any], Any]:
-    """A binary operator that goes by the rule of `func`."""
+    """Return a binary operator that uses the rule of `func`."""
 
     def operate(value: Value, other: Any) -> Any:
         if hasattr(other, "__torch_function__") and not isinstance(other, (type(value), Tensor)):
@@ -48,21 +48,31 @@ def _operator(func: Func) -> Callable[[Any, Any], Any]:
 
 
 class Value:
-    """Something a network can run on in place of a tensor."""
+    """A value that a network can run on in place of a tensor.
+
+    Subclasses implement `apply`, which runs a torch function, and `knows`. `Domain` implements both by a table of
+    rules.
+    """
 
     __slots__ = ()
-    _changes: list[int]  # one number, how often a value was changed in place; its views share it
-    __array_ufunc__ = None  # numpy's numbers leave arithmetic to us
+    _changes: list[int]  # one number: how often the value was changed in place; shared by its views
+    __array_ufunc__ = None  # numpy scalars defer arithmetic operators to this class
     __hash__ = object.__hash__
 
     @classmethod
     def apply(cls, func: Func, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run `func`, at least one of whose arguments is of this class: the one gate."""
+        """Run a torch function. Every operation on a value ends here.
+
+        Args:
+            func: the torch function, Tensor method, or getter of a Tensor property.
+            args: its positional arguments.
+            kwargs: its keyword arguments. At least one argument is of this class.
+        """
         raise NotImplementedError
 
     @classmethod
     def knows(cls, func: Func) -> bool:
-        """Whether there is a rule for a Tensor method, or for the getter of a Tensor property."""
+        """Return whether there is a rule for a Tensor method, or for the getter of a Tensor property."""
         raise NotImplementedError
 
     @classmethod
@@ -74,7 +84,7 @@ class Value:
         return cls.apply(func, args, kwargs or {})
 
     def __getattr__(self, name: str) -> Any:
-        """Tensor methods and properties, by the same rules as functions."""
+        """Look up Tensor methods and properties, by the same rules as functions."""
         if name.startswith("_"):
             raise AttributeError(name)
         member = getattr(Tensor, name, None)
@@ -111,9 +121,20 @@ class Value:
 
 
 class Rules(dict[Func, Callable[..., Any]]):
-    """torch function, Tensor method or getter of a Tensor property -> rule(func, *args, **kwargs), for one kind of set.
+    """The rules of one kind of set: torch function, Tensor method or getter of a Tensor property -> rule.
 
-    In-place rules call `_become` of the set that is changed. Watchers see every call before it is made.
+    A rule is called as rule(func, *args, **kwargs) and returns a set that contains all results. Rules of in-place
+    operations call `_become` of the set that changes. Every function in `watchers` is called with (func, args, kwargs)
+    before a rule runs.
+
+    Args:
+        kind: the class of sets.
+
+    Example:
+        >>> import torch
+        >>> from advibp.bounds import Box
+        >>> torch.relu in Box.rules
+        True
     """
 
     watchers: ClassVar[list[Callable[[Func, tuple[Any, ...], dict[str, Any]], None]]] = []
@@ -123,7 +144,7 @@ class Rules(dict[Func, Callable[..., Any]]):
         self.kind, self.name = kind, kind.__name__
 
     def run(self, func: Func, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """func(*args, **kwargs) by its rule; what has none raises."""
+        """Run func(*args, **kwargs) by its rule. Raise if there is no rule."""
         rule = self.get(func)
         if rule is None:
             unsupported(f"{name_of(func)} has no rule for a {self.name}")
@@ -133,22 +154,26 @@ class Rules(dict[Func, Callable[..., Any]]):
             unsupported(f"{name_of(func)} cannot write a {self.name} to out=")
         if any(isinstance(arg, Value) and not isinstance(arg, self.kind) for arg in args):  # a method was called
             unsupported(f"{name_of(func)} cannot mix a {self.name} with another kind of set")
-        with exactly(_device_type(args or tuple(kwargs.values()))):
+        with without_autocast(_device_type(args or tuple(kwargs.values()))):
             result = rule(func, *args, **kwargs)
-        if isinstance(result, Domain) and is_low(result.dtype):
+        if isinstance(result, Domain) and is_low_precision(result.dtype):
             self._check_precision(func, args, kwargs, result.dtype)
         return result
 
     def _check_precision(self, func: Func, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> None:
-        """Refuse to round a set to a type of low precision. One that came in that type may go on in it."""
-        given = [*args, *kwargs.values()]
-        given += [value for values in given if isinstance(values, (tuple, list)) for value in values]
-        if not any(isinstance(value, self.kind) and value.dtype == dtype for value in given):
-            unsupported(f"{name_of(func)} rounds to {dtype}, which bounds do not cover", FULL_PRECISION)
+        """Refuse to round a set to a dtype of low precision. A set that already has this dtype may keep it."""
+        operands = [*args, *kwargs.values()]
+        operands += [value for values in operands if isinstance(values, (tuple, list)) for value in values]
+        if not any(isinstance(value, self.kind) and value.dtype == dtype for value in operands):
+            unsupported(f"{name_of(func)} rounds to {dtype}, and bounds do not cover this rounding", FULL_PRECISION)
 
     def rule(self, names: str, *funcs: Func) -> Callable[[Func], Func]:
-        """Register a rule that looks at all its arguments itself, for these names in all spellings and these
-        functions."""
+        """Register a rule that handles all its arguments itself.
+
+        Args:
+            names: names separated by spaces; all functions and Tensor methods of these names get the rule.
+            funcs: more functions that get it.
+        """
 
         def register(body: Func) -> Func:
             self.update(dict.fromkeys([*spellings(names), *funcs], body))
@@ -157,12 +182,19 @@ class Rules(dict[Func, Callable[..., Any]]):
         return register
 
     def unary(self, names: str, *funcs: Func) -> Callable[[Func], Func]:
-        """Register a rule for one set and constants; the function may have an option `inplace`."""
+        """Register a rule for one set and constants. The option `inplace` of a function is handled here.
+
+        Args:
+            names: names separated by spaces; all functions and Tensor methods of these names get the rule.
+            funcs: more functions that get it.
+        """
 
         def register(body: Func) -> Func:
             def checked(func: Func, input: Any, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
                 if not isinstance(input, self.kind) or any(isinstance(v, self.kind) for v in (*args, *kwargs.values())):
-                    unsupported(f"{name_of(func)} takes a {self.name} as its input alone, the rest must be constant")
+                    unsupported(
+                        f"{name_of(func)} takes a {self.name} only as its input; the other arguments must be constant"
+                    )
                 result = body(func, input, *args, **kwargs)
                 return input._become(result) if inplace and result is not input else result
 
@@ -173,7 +205,11 @@ class Rules(dict[Func, Callable[..., Any]]):
         return register
 
     def in_place(self, views: str) -> None:
-        """Give all functions but views the rules of their in-place forms: `relu_` changes its first argument."""
+        """Register the in-place forms of all functions that have a rule: `relu_` changes its first argument.
+
+        Args:
+            views: names of functions that return views, separated by spaces; they have no in-place form.
+        """
         for base in [func for func in self if func.__name__ not in views.split()]:
             self.update(dict.fromkeys(spellings(f"{base.__name__}_"), self._in_place(base)))
 
@@ -188,14 +224,14 @@ class Rules(dict[Func, Callable[..., Any]]):
         return change
 
 
-def exactly(device_type: str) -> AbstractContextManager[object]:
-    """Rules keep the precision of their set; autocast would round the bounds."""
+def without_autocast(device_type: str) -> AbstractContextManager[object]:
+    """Disable autocast, which would round the bounds."""
     autocast = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
     return torch.autocast(device_type, enabled=False) if autocast else nullcontext()
 
 
-def is_low(dtype: torch.dtype) -> bool:
-    """Whether a type has less precision than float32: float16, bfloat16, float8."""
+def is_low_precision(dtype: torch.dtype) -> bool:
+    """Return whether a dtype has less precision than float32: float16, bfloat16, float8."""
     return dtype.is_floating_point and dtype.itemsize < 4
 
 
@@ -208,24 +244,33 @@ def _device_type(args: Any) -> str:
 
 def _refuse(name: str) -> Callable[..., NoReturn]:
     def refuse(value: Value, *args: Any) -> NoReturn:
-        unsupported(f"'{name}' is undefined for a {type(value).__name__}, which holds many values")
+        unsupported(f"'{name}' is undefined for a {type(value).__name__}, which contains many values")
 
     return refuse
 
 
-# Python would find a way around some of these: bool() by len(), == by identity.
+# Without these methods Python would use a default: len() for bool(), identity for ==.
 _REFUSED = "bool float int index complex array contains setitem eq ne lt le gt ge pow rpow mod floordiv"
 for _name in _REFUSED.split():
     setattr(Value, f"__{_name}__", _refuse(_name))
 
 
 def unsupported(what: str, advice: str = "", kind: type[UnsupportedOperation] = UnsupportedOperation) -> NoReturn:
-    """Raise, saying which layer asked for what, and what to do."""
+    """Raise an error that names the running layer.
+
+    Args:
+        what: what is not supported.
+        advice: what to do instead. Default: a list of the supported operations.
+        kind: class of the error.
+
+    Raises:
+        UnsupportedOperation: always.
+    """
     raise kind(f"{_caller()}{what}; {advice or f'supported are {SUPPORTED}.'}")
 
 
 def running_modules() -> list[nn.Module]:
-    """The modules whose `forward` is running, innermost first, found by walking the frames."""
+    """Return the modules whose `forward` is running, innermost first, from the call stack."""
     modules: list[nn.Module] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -236,9 +281,9 @@ def running_modules() -> list[nn.Module]:
 
 
 def _caller() -> str:
-    """Where in the user's network we are, as "layer 'features.3' (LSTM): ".
+    """Return the running layer as "layer 'features.3' (LSTM): ".
 
-    Frames are walked only here, on the way to an error, so that the usual way pays nothing for it.
+    The call stack is read only when an error is raised, so other calls have no cost.
     """
     modules = running_modules()
     for root in reversed(modules):
@@ -250,19 +295,22 @@ def _caller() -> str:
 
 
 def name_of(func: Func) -> str:
-    """torch.nn.functional.softmax as the user would write it."""
+    """Return the name of a function as the user would write it, such as torch.nn.functional.softmax."""
     return resolve_name(func) or getattr(func, "__name__", repr(func))
 
 
 def spellings(names: str) -> list[Func]:
-    """All functions and Tensor methods of these names, and the getters of such Tensor properties."""
+    """Return all functions and Tensor methods of these names, and the getters of Tensor properties."""
     homes = (torch, torch.nn.functional, Tensor)
-    found = [getattr(home, name) for name in names.split() for home in homes if hasattr(home, name)]
-    return [f if callable(f) else f.__get__ for f in found if callable(f) or hasattr(f, "__get__")]
+    members = [getattr(home, name) for name in names.split() for home in homes if hasattr(home, name)]
+    return [f if callable(f) else f.__get__ for f in members if callable(f) or hasattr(f, "__get__")]
 
 
 class Domain(Value):
-    """A set of tensors around a centre, which has its shape, type and device."""
+    """A set of tensors around a center. Its shape, dtype and device are those of the center.
+
+    Subclasses set `rules` and provide `_center`. See `Box` for an example.
+    """
 
     __slots__ = ()
     rules: ClassVar[Rules]
@@ -297,5 +345,5 @@ class Domain(Value):
 
     def __len__(self) -> int:
         if self.ndim == 0:
-            unsupported(f"a {type(self).__name__} of no dimensions has no length")
+            unsupported(f"a {type(self).__name__} without dimensions has no length")
         return len(self._center)

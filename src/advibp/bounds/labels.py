@@ -1,4 +1,4 @@
-"""Labels that margins are asked for."""
+"""Check the labels that margins are computed for."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ from advibp.errors import UserError
 
 
 def checked_labels(y: Tensor, shape: Sequence[int]) -> Tensor:
-    """Labels (B,) in int64 for outputs of `shape` (B, K): integers of any type from 0 to K - 1.
+    """Check labels and return them as int64.
 
-    The range is compared on the device, which waits for it; labels on the meta device have none.
+    The range check waits for the device. Labels on the meta device are not compared.
+
+    Args:
+        y: labels (B,), integers of any type from 0 to K - 1.
+        shape: shape (B, K) of the outputs.
     """
     if not isinstance(y, Tensor):
-        raise UserError(f"labels are a {type(y).__name__}, but must be a tensor of integers of shape (B,).")
+        raise UserError(f"labels must be a tensor of integers of shape (B,), not a {type(y).__name__}.")
     if len(shape) != 2 or y.shape != shape[:1]:
         shapes = f"{tuple(shape)} and {tuple(y.shape)}"
         raise UserError(f"margins need outputs (B, K) and labels (B,), not {shapes}; flatten the outputs first.")
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise UserError(f"labels are of type {y.dtype}, but must be integers: the class of each image.")
+        raise UserError(f"labels must be integers, the class of each image, not {y.dtype}.")
     y = y.long()
     if not y.is_meta and not bool(((y >= 0) & (y < shape[1])).all()):
-        raise UserError(f"labels go from {int(y.min())} to {int(y.max())}, but must lie from 0 to {shape[1] - 1}.")
+        raise UserError(f"labels must be from 0 to {shape[1] - 1}, but range from {int(y.min())} to {int(y.max())}.")
     return y

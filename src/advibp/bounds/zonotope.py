@@ -1,17 +1,18 @@
-"""Zonotope: DeepZ (Singh et al. 2018) as a value. `net(Zonotope.ball(x, eps))` runs the user's own module on a set that
-remembers how its elements depend on each other.
+"""Zonotope: a set of tensors that tracks linear dependencies between its elements.
 
-    z = c + sum_s e_s g_s + d,     |e_s| <= 1,   |d| <= r       centre c, generators g_s, noise symbols e_s, rest r
+`net(Zonotope.ball(x, eps))` runs the user's module on a zonotope: DeepZ (Singh et al. 2018). A zonotope is the set of
 
-All elements share the symbols, so affine layers are exact and x - x is zero, but for its rest. That is a remainder
-without relations: centre and rest are a Box, and go by Box's rules. Symbols have names, by which zonotopes that meet
-again are aligned.
+    z = c + sum_s e_s g_s + d,     |e_s| <= 1,   |d| <= r       center c, generators g_s, noise symbols e_s, rest r
 
-The images of a batch share names and memory, not symbols: g_s of image b belongs to the s-th symbol *of b*. Axis 0 is
-therefore the axis of images, wherever a zonotope goes, and operations that would move elements between images raise.
+All elements share the noise symbols, so affine layers are exact, and x - x is zero up to the rest. The rest is an error
+term of each element without dependencies. Center and rest form a Box and follow Box's rules. Symbols have names
+(integers), by which the generators of two zonotopes are aligned when they are added.
 
-The rules of the operations are in zonotope_rules.py. Bounds are computed in the usual floating-point arithmetic,
-without outward rounding: they hold up to rounding errors.
+The images of a batch share names and memory, but not symbols: g_s of image b belongs to the s-th symbol *of b*. Axis 0
+is therefore always the axis of images. Operations that would move elements between images raise an error.
+
+The rules of the operations are in rules/zonotope_rules.py. Bounds are computed in floating-point arithmetic without
+outward rounding, so they hold up to rounding errors. `Rounded` has bounds that include rounding errors.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from advibp.bounds.domain import Domain, Rules
 from advibp.bounds.labels import checked_labels
 from advibp.errors import UserError
 
-#: Asked at each ReLU with its input; bounds (lower, upper) of that input's shape, or None if it knows none.
+#: Maps the input of a ReLU to bounds (lower, upper) of that shape, or to None.
 ReluBounds: TypeAlias = Callable[["Zonotope"], tuple[Tensor, Tensor] | None]
 
 _NAMES = itertools.count()
@@ -38,16 +39,32 @@ _NAMES = itertools.count()
 class Zonotope(Domain):
     """The set of all center + sum_s e_s generators_s + d with |e_s| <= 1 and |d| <= rest.
 
-    A zonotope can be given to any `nn.Module` in place of a tensor; what has no rule raises `UnsupportedOperation`.
-    In-place operations rebind the tensors of this very zonotope, and make its views stale, as they do for a `Box`.
+    A zonotope can be passed to any `nn.Module` in place of a tensor. An operation without a rule raises
+    `UnsupportedOperation`. In-place operations replace the tensors of this zonotope, and views of it become out of
+    date, as for a `Box`.
 
-    Two options travel with it, to all that is computed from it:
+    Args:
+        center: (B, ...), floating point.
+        generators: (S, B, ...) for S new symbols, of the same dtype.
+        rest: a number, or a tensor that broadcasts to `center`; not negative. Default: 0.
 
-    most_symbols: the most symbols to keep, None for no limit. Beyond it those with the smallest summed magnitude (over
-    the batch, so that images then depend on their batch mates) become part of the rest. At 0 there is only the rest.
+    Attributes:
+        most_symbols: the maximal number of symbols, or None for no limit. If there are more, those with the smallest
+            sum of magnitudes become part of the rest. The sum is over the batch, so the result for an image then
+            depends on the other images. With 0 only the rest remains. All zonotopes computed from this one have the
+            same limit.
+        relu_bounds: a function that each ReLU calls with its input zonotope, or None. It returns bounds (lower, upper)
+            of the input's shape, or None. The ReLU uses them where they are tighter than the zonotope's bounds. They
+            must be sound bounds of the network's pre-activations. All zonotopes computed from this one have the same
+            function.
 
-    relu_bounds: a function that a ReLU calls with its input before it is relaxed. Where the bounds it returns are
-    tighter than the zonotope's own, the ReLU uses them; it must return bounds of what the network really computes.
+    Example:
+        >>> import torch
+        >>> from advibp.bounds import Box, Zonotope
+        >>> x = torch.tensor([[0.5, 0.5]])
+        >>> zonotope, box = Zonotope.ball(x, 0.25), Box.ball(x, 0.25)
+        >>> (zonotope - zonotope).radius, (box - box).radius
+        (tensor([[0., 0.]]), tensor([[0.5000, 0.5000]]))
     """
 
     __slots__ = ("__weakref__", "_box", "_changes", "_generators", "_symbols", "most_symbols", "relu_bounds")
@@ -56,11 +73,12 @@ class Zonotope(Domain):
     relu_bounds: ReluBounds | None
 
     def __init__(self, center: Tensor, generators: Tensor, rest: Tensor | float = 0.0) -> None:
-        """center: (B, ...); generators: (S, B, ...), for S fresh symbols; rest: broadcasts to center, not negative."""
         box = Box(center, rest)
         if generators.shape[1:] != center.shape or generators.dtype != center.dtype or center.ndim == 0:
-            found = f"{tuple(center.shape)} {center.dtype} and {tuple(generators.shape)} {generators.dtype}"
-            raise UserError(f"a Zonotope needs a centre (B, ...) and generators (S, B, ...) of its type, not {found}.")
+            shapes = f"{tuple(center.shape)} {center.dtype} and {tuple(generators.shape)} {generators.dtype}"
+            raise UserError(
+                f"a Zonotope needs a center (B, ...) and generators (S, B, ...) of its dtype, not {shapes}."
+            )
         self._fill(box, generators, fresh_names(len(generators)))
         self.most_symbols = self.relu_bounds = None
 
@@ -74,17 +92,33 @@ class Zonotope(Domain):
         most_symbols: int | None = None,
         relu_bounds: ReluBounds | None = None,
     ) -> Zonotope:
-        """All points within eps of x (B, ...) in the maximum norm, intersected with [within[0], within[1]].
+        """The zonotope of all points within eps of x in the maximum norm, intersected with a range.
 
-        A symbol for each pixel that can vary in some image. See the class for the options.
+        It has one symbol for each pixel that can vary in some image.
+
+        Args:
+            x: centers (B, ...), floating point.
+            eps: radius, a number or a tensor that broadcasts to x; finite and not negative.
+            within: (lowest, highest) value of the inputs, or None for no range. Default: (0, 1).
+            most_symbols: maximal number of symbols; see the class.
+            relu_bounds: bounds of pre-activations; see the class.
+
+        Returns:
+            A zonotope (B, ...).
         """
         return cls.from_box(Box.ball(x, eps, within), most_symbols=most_symbols, relu_bounds=relu_bounds)
 
     @classmethod
     def from_box(cls, box: Box, *, most_symbols: int | None = None, relu_bounds: ReluBounds | None = None) -> Zonotope:
-        """The same set as a box (B, ...), with a symbol for each element that can vary in some image."""
+        """The same set as a box, with one symbol for each element that can vary in some image.
+
+        Args:
+            box: (B, ...).
+            most_symbols: maximal number of symbols; see the class.
+            relu_bounds: bounds of pre-activations; see the class.
+        """
         if most_symbols is not None and most_symbols < 0:
-            raise UserError(f"most_symbols must not be negative, got {most_symbols}; None is for no limit.")
+            raise UserError(f"most_symbols must not be negative, got {most_symbols}; use None for no limit.")
         point = cls(box.center, box.center.new_zeros(0, *box.shape), torch.zeros_like(box.center))
         point.most_symbols, point.relu_bounds = most_symbols, relu_bounds
         return point._widened(box.radius)
@@ -95,20 +129,24 @@ class Zonotope(Domain):
         return self
 
     def _with(self, box: Box, generators: Tensor, symbols: Tensor | None = None) -> Zonotope:
-        """A zonotope computed from this one; unchecked: what the rules return."""
+        """Return a zonotope that was computed from this one, without checks. The rules use this."""
         new = object.__new__(Zonotope)._fill(box, generators, self._symbols if symbols is None else symbols)
         new.most_symbols, new.relu_bounds = self.most_symbols, self.relu_bounds
         return new
 
     def _mapped(self, box: Box, linear: Callable[[Tensor], Tensor]) -> Zonotope:
-        """A zonotope with this one's symbols: `box` is the new centre and rest, `linear` takes the generators along,
-        (S, B, ...) -> a shape that broadcasts to (S, *box.shape)."""
-        if not len(self._symbols):  # some of torch's functions take no empty batch
+        """Return a zonotope with the same symbols.
+
+        Args:
+            box: the new center and rest.
+            linear: maps the generators (S, B, ...) to a shape that broadcasts to (S, *box.shape).
+        """
+        if not len(self._symbols):  # some torch functions do not accept an empty batch
             return self._with(box, box.center.new_zeros(0, *box.shape))
         return self._with(box, linear(self.generators).to(box.dtype).expand(-1, *box.shape))
 
     def __copy__(self) -> Zonotope:
-        """A zonotope of its own, of the same tensors and symbols."""
+        """Return a zonotope with the same tensors and symbols. In-place operations on one do not change the other."""
         return self._with(copy.copy(self._box), self.generators)
 
     def _become(self, other: Zonotope) -> Zonotope:
@@ -116,10 +154,11 @@ class Zonotope(Domain):
         return self._fill(self._box._become(other._box), other.generators.to(self.dtype), other.symbols)
 
     def _widened(self, errors: Tensor) -> Zonotope:
-        """This zonotope plus [-errors, errors], errors (B, ...) >= 0.
+        """Return this zonotope plus [-errors, errors], errors (B, ...) >= 0.
 
-        Each element that has an error in some image gets a fresh symbol. Beyond the limit the least of all symbols,
-        old and fresh, become part of the rest, the fresh ones without ever having been laid out.
+        Each element that has an error in some image gets a new symbol. If there are more symbols than allowed, the
+        least important of all symbols become part of the rest. The generators of new symbols among them are never
+        built.
         """
         generators, symbols, rest = self.generators, self._symbols, self.rest
         flat = errors.reshape(len(errors), -1)  # (B, N)
@@ -127,13 +166,13 @@ class Zonotope(Domain):
         where = sizes.nonzero().squeeze(1)  # the elements that get a symbol
         if self.most_symbols is not None and len(symbols) + len(where) > self.most_symbols:
             importance = torch.cat([generators.detach().abs().flatten(1).sum(1), sizes[where]])
-            kept = torch.zeros_like(importance, dtype=torch.bool)
-            kept[importance.topk(self.most_symbols).indices] = True
-            old, fresh = kept.split([len(symbols), len(where)])
-            loose = torch.ones_like(sizes, dtype=torch.bool)
+            keep = torch.zeros_like(importance, dtype=torch.bool)
+            keep[importance.topk(self.most_symbols).indices] = True
+            old, fresh = keep.split([len(symbols), len(where)])
+            without_symbol = torch.ones_like(sizes, dtype=torch.bool)
             where = where[fresh]
-            loose[where] = False
-            rest = rest + generators[~old].abs().sum(0) + (flat * loose).view_as(rest)
+            without_symbol[where] = False
+            rest = rest + generators[~old].abs().sum(0) + (flat * without_symbol).view_as(rest)
             generators, symbols = generators[old], symbols[old.to(symbols.device)]
         column = flat[:, where].T.unsqueeze(2)  # (K, B, 1), for a generator (B, N) that is zero elsewhere
         fresh = flat.new_zeros(len(where), *flat.shape).scatter_(2, where.view(-1, 1, 1).expand_as(column), column)
@@ -141,7 +180,7 @@ class Zonotope(Domain):
         return self._with(Box._of(self.center, rest), generators, torch.cat([symbols, fresh_names(len(where))]))
 
     def _limited(self) -> Zonotope:
-        """Without what exceeds `most_symbols`, after two zonotopes met."""
+        """Return this zonotope with at most `most_symbols` symbols, after two zonotopes were combined."""
         few = self.most_symbols is None or len(self._symbols) <= self.most_symbols
         return self if few else self._widened(torch.zeros_like(self.center))
 
@@ -151,7 +190,7 @@ class Zonotope(Domain):
 
     @property
     def box(self) -> Box:
-        """Centre and rest, (B, ...)."""
+        """Center and rest, (B, ...)."""
         return self._box
 
     @property
@@ -161,7 +200,7 @@ class Zonotope(Domain):
 
     @property
     def rest(self) -> Tensor:
-        """The size of the part that shares no symbols, (B, ...)."""
+        """The radius of the error term without symbols, (B, ...)."""
         return self._box.radius
 
     @property
@@ -182,22 +221,28 @@ class Zonotope(Domain):
 
     @property
     def lower(self) -> Tensor:
-        """The lower bound, (B, ...)."""
+        """The lower bounds, (B, ...)."""
         return self.center - self.radius
 
     @property
     def upper(self) -> Tensor:
-        """The upper bound, (B, ...)."""
+        """The upper bounds, (B, ...)."""
         return self.center + self.radius
 
     def to_box(self) -> Box:
-        """The smallest box around this set."""
+        """Return the smallest box that contains this set."""
         return Box._of(self.center, self.radius)
 
     def margins(self, y: Tensor) -> Zonotope:
-        """Margins m_k = z_y - z_k (B, K) of these outputs z (B, K) for the labels y (B,); m_y is exactly 0.
+        """Bound the margins m_k = z_y - z_k of outputs z.
 
-        The difference keeps the symbols, so it loses nothing; that of the rest goes as in `Box.margins`.
+        The difference keeps the symbols, so it is exact. The rest is subtracted as in `Box.margins`.
+
+        Args:
+            y: labels (B,).
+
+        Returns:
+            A zonotope (B, K) of margins. The margin of the label itself is exactly 0.
         """
         y = checked_labels(y, self.shape)
         box, generators = self._box.margins(y), self.generators
@@ -205,7 +250,14 @@ class Zonotope(Domain):
         return self._with(box, generators.gather(2, label) - generators)
 
     def lower_margins(self, y: Tensor) -> Tensor:
-        """Lower bounds (B, K) of the margins z_y - z_k; an image is proved robust when all but that of y are > 0."""
+        """Compute lower bounds of the margins z_y - z_k.
+
+        Args:
+            y: labels (B,).
+
+        Returns:
+            Lower bounds (B, K). An image is robust if all of them except the label's are above 0.
+        """
         return self.margins(y).lower
 
     @property
@@ -221,24 +273,24 @@ RULES = Zonotope.rules = Rules(Zonotope)
 
 
 def fresh_names(count: int) -> Tensor:
-    """Names that no symbol ever had, (count,)."""
+    """Return names (count,) that no symbol has had before."""
     return torch.tensor(list(itertools.islice(_NAMES, count)), dtype=torch.int64)
 
 
 def aligned(zonotopes: list[Zonotope], dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
-    """The generators of each, laid out for the symbols of all: (S, B, ...) each, and their names (S,)."""
+    """Return the generators (S, B, ...) of each zonotope for the union of all symbols, and their names (S,)."""
     names = [z.symbols for z in zonotopes]
     if all(torch.equal(name, names[0]) for name in names):
         return [z.generators.to(dtype) for z in zonotopes], names[0]
     union, where = torch.unique(torch.cat(names), return_inverse=True)
-    laid = []
+    aligned_generators = []
     for z, index in zip(zonotopes, where.split([len(name) for name in names]), strict=True):
         generators = z.generators.to(dtype)
-        if len(index) < len(union):  # else they are laid out so, names being in order
+        if len(index) < len(union):  # otherwise the order is already right, since names increase
             zeros = generators.new_zeros(len(union), *z.shape)
             generators = zeros.index_copy_(0, index.to(z.device), generators)
-        laid.append(generators)
-    return laid, union
+        aligned_generators.append(generators)
+    return aligned_generators, union
 
 
 from advibp.bounds.rules import zonotope_rules  # noqa: E402, F401  (last: the rules need Zonotope)

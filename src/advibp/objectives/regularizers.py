@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from advibp.bounds import Box
-from advibp.bounds.graph.relu_inputs import entering_relus
-from advibp.bounds.latent import LatentZonotope, entering_first_relu
+from advibp.bounds.graph.pre_activations import record_pre_activations
+from advibp.bounds.latent import LatentZonotope, first_pre_activation
 from advibp.execution.own_copy import run_on_copy
 from advibp.objectives.ball import Ball
 from advibp.objectives.lower import pgd
@@ -30,7 +30,7 @@ def shi_ibp(net: Any, inputs: Ball, y: Tensor, context: Context = DEFAULT_CONTEX
     """The IBP loss plus regularizers for tight bounds and balanced ReLUs, which fade out over the eps ramp (Shi et al.
     2021)."""
     box = inputs.box()
-    with entering_relus() as pre_activations:
+    with record_pre_activations() as pre_activations:
         loss = margin_loss(run_on_copy(net, box).lower_margins(y), y)
     weight = context.settings.regularizer * (1 - context.ramped)
     if weight > 0 and pre_activations:
@@ -76,7 +76,7 @@ def _ratio(a: Tensor, b: Tensor) -> Tensor:
 def stable_pgd(net: Any, inputs: Ball, y: Tensor, context: Context = DEFAULT_CONTEXT) -> Evaluation:
     """The PGD loss plus a regularizer for stable ReLUs, which a complete verifier need not split (Xiao et al. 2019)."""
     result = pgd(net, inputs, y, context)
-    with entering_relus() as pre_activations:
+    with record_pre_activations() as pre_activations:
         net(inputs.box())
     if not pre_activations:
         return result
@@ -101,9 +101,9 @@ def latent_pgd(net: Any, inputs: Ball, y: Tensor, context: Context = DEFAULT_CON
     """
     result = pgd(net, inputs, y, context)
     if isinstance(net, LatentZonotope):
-        bounds = net.next_relu()
+        bounds = net.next_pre_activation_bounds()
     else:
-        box = entering_first_relu(net, inputs.box())
+        box = first_pre_activation(net, inputs.box())
         bounds = None if box is None else (box.lower, box.upper)
     return result._replace(loss=result.loss + context.settings.regularizer * area(*bounds)) if bounds else result
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from advibp.bounds import Box
-from advibp.bounds.graph.relu_inputs import entering_relus
+from advibp.bounds.graph.pre_activations import record_pre_activations
 from advibp.errors import UserError
 from advibp.execution import batchnorm, recompute
 from advibp.execution.own_copy import run_on_copy
@@ -82,7 +82,7 @@ def _check_logits(training: Training, x: Tensor) -> None:
 def _check_objectives(training: Training, x: Tensor, y: Tensor) -> None:
     """Run each objective once, on images and on the latent inputs of every stage. It may be the user's."""
     recipe, settings = training.recipe, training.settings
-    with entering_relus() as entering:
+    with record_pre_activations() as entering:
         _run(training, Inputs(training.net, Ball(x, recipe.eps)), y, Context(ramped=0.0, settings=settings))
     if "regularizer" in training.method.reads and recipe.regularizer and not _sets(entering):
         raise UserError(

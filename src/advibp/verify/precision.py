@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
-from advibp.bounds.domain import is_low
+from advibp.bounds.domain import is_low_precision
 from advibp.errors import UserError
 
 #: What a proof covers: every evaluation of the network in a floating-point type, or the function of real numbers that
@@ -74,11 +74,11 @@ def _switch(owner: Any, name: str, full: Any) -> _Setting:
 
 def check_types(net: nn.Module) -> None:
     """Raise a UserError for a network in low precision or under autocast, whose rounding errors no proof covers."""
-    if is_low(torch.get_default_dtype()):
+    if is_low_precision(torch.get_default_dtype()):
         raise UserError(f"torch's default is {torch.get_default_dtype()}; call torch.set_default_dtype(torch.float32).")
     tensors = [*net.named_parameters(), *net.named_buffers()]
     for name, tensor in tensors:
-        if is_low(tensor.dtype):
+        if is_low_precision(tensor.dtype):
             raise UserError(
                 f"'{name}' of the network is {tensor.dtype}, whose rounding errors no proof covers; certify "
                 f"net.float()."

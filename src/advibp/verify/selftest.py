@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from advibp.bounds import Box
-from advibp.bounds.domain import FULL_PRECISION, Func, is_low, name_of, unsupported
+from advibp.bounds.domain import FULL_PRECISION, Func, is_low_precision, name_of, unsupported
 from advibp.bounds.graph.nodes import leaves_of
 from advibp.errors import UserError
 from advibp.execution.own_copy import run_on_copy
@@ -228,6 +228,6 @@ class _LowPrecisionCheck(TorchFunctionMode):
             unsupported("the network enables autocast, whose rounding errors bounds do not cover", FULL_PRECISION)
         result = func(*args, **(kwargs or {}))
         for leaf in leaves_of(result):
-            if isinstance(leaf, Tensor) and is_low(leaf.dtype):
+            if isinstance(leaf, Tensor) and is_low_precision(leaf.dtype):
                 unsupported(f"{name_of(func)} rounds to {leaf.dtype}, which bounds do not cover", FULL_PRECISION)
         return result

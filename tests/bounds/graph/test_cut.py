@@ -1,4 +1,4 @@
-"""Cuts: the two parts are the network, for points and for sets; what is frozen is what matters before the cut."""
+"""Cuts: both parts together equal the network, for points and sets, and `frozen` has the parameters before the cut."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from advibp.errors import UserError
 
 
 class Net(nn.Module):
-    """Some layers, and a forward of the test's."""
+    """Some layers, with a forward that the test provides."""
 
     def __init__(self, body: Callable[[Any, Any], Any]) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Net(nn.Module):
 
 
 def smooth(x: Any) -> Any:
-    """An activation through which everything matters."""
+    """An activation whose derivative is nonzero everywhere."""
     return torch.tanh(x)
 
 
@@ -55,7 +55,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def check(net: nn.Module, cut: Cut, shape: tuple[int, ...]) -> None:
-    """before and after are the network, and so are its bounds; no member of the box escapes them."""
+    """Check that after(before(x)) equals the network, and that the bounds are the same and contain sampled points."""
     x = point(*shape)
     latent = cut.before(x.clone())
     kept = latent.clone()
@@ -64,7 +64,7 @@ def check(net: nn.Module, cut: Cut, shape: tuple[int, ...]) -> None:
     box = Box(x, torch.rand(shape, dtype=x.dtype) * 0.3)
     try:
         expected = net(box.clone())
-        expected.lower  # noqa: B018  (a box that was written through a view of it says so when it is read)
+        expected.lower  # noqa: B018  (a box that was written through a view raises when it is read)
     except UserError:
         return
     inner = cut.before(box.clone())
@@ -81,7 +81,7 @@ def check(net: nn.Module, cut: Cut, shape: tuple[int, ...]) -> None:
 
 @settings(max_examples=60)
 @given(programs(SETS_TOO, training=False))
-def test_the_parts_are_the_network(net: Program) -> None:
+def test_both_parts_equal_the_network(net: Program) -> None:
     found, refused = cuts(net, point(4, 8))
     for cut in found:
         check(net, cut, (4, 8))
@@ -91,7 +91,7 @@ def test_the_parts_are_the_network(net: Program) -> None:
     assert len(set(refused)) == len(refused)
 
 
-def test_a_chain_is_sliced_at_every_layer() -> None:
+def test_sequential_is_sliced_at_every_layer() -> None:
     net = chain()
     found, refused = cuts(net, point(3, 1, 6, 6))
     assert [cut.layer for cut in found] == ["2.0", "4.1", "4.3"]
@@ -103,7 +103,7 @@ def test_a_chain_is_sliced_at_every_layer() -> None:
 
 
 @pytest.mark.parametrize("nest", [False, True])
-def test_a_recorded_chain_is_cut_where_a_sliced_one_is(nest: bool) -> None:
+def test_recorded_and_sliced_cuts_agree(nest: bool) -> None:
     class Wrapped(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -122,7 +122,7 @@ def test_a_recorded_chain_is_cut_where_a_sliced_one_is(nest: bool) -> None:
         check(net, cut, (3, 1, 6, 6))
 
 
-def test_hooks_on_a_chain_are_heeded() -> None:
+def test_sequential_with_hooks_is_recorded() -> None:
     net = chain()
     net[2].register_forward_hook(lambda module, args, output: output + 1)
     found, _ = cuts(net, point(3, 1, 6, 6))
@@ -132,7 +132,7 @@ def test_hooks_on_a_chain_are_heeded() -> None:
 
 
 EXACT: dict[str, tuple[Callable[[Any, Any], Any], list[set[str]]]] = {
-    # body -> of each cut, the layers that are frozen
+    # forward -> the frozen layers of each cut
     "chain": (lambda n, x: n.d(smooth(n.b(smooth(n.a(x))))), [{"a"}, {"a", "b"}]),
     "residual": (lambda n, x: n.d(smooth(n.b(smooth(n.a(x))) + n.c(x))), [{"a", "b", "c"}]),
     "parallel": (lambda n, x: (lambda h: n.d(n.b(h) + n.c(h)))(smooth(n.a(x))), [{"a"}, {"a", "b", "c"}]),
@@ -157,7 +157,7 @@ def _tied(n: Any, x: Any) -> Any:
 
 
 def _dead_across(n: Any, x: Any) -> Any:
-    """What is written in place after the cut, from before it, but never used, does not cross it."""
+    """A value from before the cut that is written in place after it, but never used, does not cross the cut."""
     other = n.b(x)
     h = smooth(n.a(x))
     F.relu_(other)
@@ -177,7 +177,7 @@ def _written_part(n: Any, x: Any) -> Any:
 
 
 @pytest.mark.parametrize(("body", "expected"), EXACT.values(), ids=EXACT.keys())
-def test_frozen_is_what_matters_before_the_cut(body: Any, expected: list[set[str]]) -> None:
+def test_frozen_parameters_are_those_before_the_cut(body: Any, expected: list[set[str]]) -> None:
     net = Net(body)
     found, _ = cuts(net, point())
     x = point()
@@ -198,7 +198,7 @@ def test_frozen_is_what_matters_before_the_cut(body: Any, expected: list[set[str
     assert names == listed
 
 
-def test_a_skip_connection_is_refused_with_the_names_of_its_ends() -> None:
+def test_skip_connection_is_refused_by_name() -> None:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -216,7 +216,7 @@ def test_a_skip_connection_is_refused_with_the_names_of_its_ends() -> None:
     ]
 
 
-def test_nothing_to_train_is_no_cut() -> None:
+def test_no_cut_without_trainable_parameters() -> None:
     layer = nn.Linear(6, 6)
     assert cuts(nn.Sequential(layer, nn.ReLU(), layer), torch.rand(2, 6)) == ([], [])
     assert cuts(Net(lambda n, x: n.a(smooth(n.a(x)))), point()) == ([], [])
@@ -226,7 +226,7 @@ def test_nothing_to_train_is_no_cut() -> None:
     assert cuts(nn.Sequential(nn.Flatten(), nn.Linear(6, 2)), torch.rand(2, 6)) == ([], [])
 
 
-def test_the_rest_is_trained_and_the_frozen_part_is_not() -> None:
+def test_only_the_part_after_the_cut_gets_gradients() -> None:
     net = Net(lambda n, x: n.d(smooth(n.b(smooth(n.a(x))))))
     original = copy.deepcopy(net)
     (cut, _), _ = cuts(net, point())

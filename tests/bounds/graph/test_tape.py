@@ -1,4 +1,4 @@
-"""Tape: a replay is the network, to the bit and to its gradients; what can't be replayed is refused."""
+"""Tape: a replay equals the network, bit by bit and in its gradients, and unsupported networks are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Forward = Callable[[Any, Any], Any]
 
 
 class Net(nn.Module):
-    """Some layers, and a forward of the test's."""
+    """Some layers, with a forward that the test provides."""
 
     def __init__(self, body: Forward, training: bool = False) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def box(shape: tuple[int, ...]) -> Box:
 
 
 def outcome(run: Callable[[], Any]) -> Any:
-    """What a run returns, or the kind of its error; from the same random numbers each time."""
+    """Return the result of a run, or the type of its error. Every run starts from the same random numbers."""
     torch.manual_seed(5)
     try:
         return run()
@@ -73,12 +73,12 @@ def same(a: Any, b: Any) -> bool:
 
 
 def read(value: Any) -> Any:
-    """A box that was written through a view of it says so when it is read."""
+    """Read the bounds of a box. A box that was written through a view raises."""
     return value if not isinstance(value, Box) else (value.lower, value)[1]
 
 
 def gradients(net: nn.Module, run: Callable[[Any], Tensor], x: Tensor) -> Any:
-    """Of the parameters and of the input; None where there is none."""
+    """Return the gradients of the parameters and of the input; None where there is none."""
     leaf = x.clone().requires_grad_()
     output = run(leaf + 0)
     if not output.requires_grad:
@@ -88,12 +88,12 @@ def gradients(net: nn.Module, run: Callable[[Any], Tensor], x: Tensor) -> Any:
     )
 
 
-# ------------------------------------------------------------------------------------------ what is replayed
+# ---- replay
 
 
 @settings(max_examples=80)
 @given(programs(STEPS))
-def test_a_replay_is_the_network(net: Program) -> None:
+def test_replay_equals_the_network(net: Program) -> None:
     original = copy.deepcopy(net)
     tape = Tape.record(net, point(4, 8))
     for _ in range(2):
@@ -106,28 +106,28 @@ def test_a_replay_is_the_network(net: Program) -> None:
 
 @settings(max_examples=60)
 @given(programs(STEPS))
-def test_its_gradients_are_those_of_the_network(net: Program) -> None:
+def test_gradients_equal_the_network(net: Program) -> None:
     original = copy.deepcopy(net)
     tape = Tape.record(net, point(4, 8))
     net.load_state_dict(original.state_dict())
     x = point(4, 8)
     found = outcome(lambda: gradients(net, tape.replay, x))
     expected = outcome(lambda: gradients(original, original, x))
-    # A write that nobody reads is not replayed, so it can't spoil a gradient as it does in the network.
+    # A write that is never read is not replayed, so it cannot invalidate a gradient as in the network.
     assert expected is RuntimeError or same(found, expected)
 
 
 @settings(max_examples=60)
 @given(programs(SETS_TOO, training=False), st.booleans())
-def test_on_sets_too_whatever_was_recorded(net: Program, on_set: bool) -> None:
+def test_replay_on_sets(net: Program, on_set: bool) -> None:
     b = box((4, 8))
     if on_set and isinstance(outcome(lambda: read(net(b.clone()))), type):
-        return  # a box that was written through a view of it
+        return  # a box that was written through a view
     tape = Tape.record(net, b if on_set else point(4, 8))
     b = box((4, 8))
     center, radius = b.center.clone(), b.radius.clone()
     found, expected = outcome(lambda: read(tape.replay(b))), outcome(lambda: read(net(b.clone())))
-    # A box refuses to read what may have been written through a view; a tape may know that it was not. It is sound.
+    # A box raises if it may have been written through a view. A tape may know that it was not, and is still sound.
     if expected is UnsupportedOperation and isinstance(found, Box):
         z = net(center + radius * (2 * torch.rand_like(radius) - 1))
         assert bool(((found.lower - 1e-9 <= z) & (z <= found.upper + 1e-9)).all())
@@ -141,12 +141,14 @@ def test_on_sets_too_whatever_was_recorded(net: Program, on_set: bool) -> None:
     assert same(outcome(lambda: tape.replay(x)), outcome(lambda: net(x.clone())))
 
 
-def possible(tape: Tape, v: int) -> bool:
-    """A cut at node v, by definition: forwards from the input, past every node but v, the output is not reached; and no
-    call that the output then depends on reads, under another name, memory that v wrote to.
+def cut_is_possible(tape: Tape, v: int) -> bool:
+    """Return whether a cut at node v is possible, by definition.
 
-    Edges are of three kinds: a call uses a value; it reads memory that an earlier call wrote to; it reads weights or
-    buffers that an earlier call wrote to, which stay in the network, so that only writes after v count.
+    The output must not be reachable from the input without passing v, and no call that the output then depends on may
+    read, through another view, memory that v wrote to.
+
+    There are three kinds of edges: a call uses a value; it reads memory that an earlier call wrote to; it reads weights
+    or buffers that an earlier call wrote to. Weights and buffers stay in the network, so only writes after v count.
     """
     if v == 0:
         return True
@@ -166,7 +168,7 @@ def possible(tape: Tape, v: int) -> bool:
 
 @settings(max_examples=80)
 @given(programs(STEPS))
-def test_a_replay_starts_wherever_nothing_passes_by(net: Program) -> None:
+def test_replay_starts_at_every_possible_cut(net: Program) -> None:
     tape = Tape.record(net, point(4, 8))
     x = point(4, 8)
     state = copy.deepcopy(net.state_dict())
@@ -174,11 +176,11 @@ def test_a_replay_starts_wherever_nothing_passes_by(net: Program) -> None:
         try:
             tape.check_cut(v)
         except UserError as error:
-            assert not possible(tape, v), f"{v} could be cut"
+            assert not cut_is_possible(tape, v), f"{v} could be cut"
             sentence = str(error)
             assert tape.name(v) in sentence
             continue
-        assert possible(tape, v), f"{v} could not be cut"
+        assert cut_is_possible(tape, v), f"{v} could not be cut"
 
         def whole() -> Any:
             net.load_state_dict(state)
@@ -192,7 +194,7 @@ def test_a_replay_starts_wherever_nothing_passes_by(net: Program) -> None:
 
 
 @given(programs(STEPS), st.data())
-def test_parameters_that_matter_are_among_those_before(net: Program, data: st.DataObject) -> None:
+def test_parameters_with_gradients_are_listed(net: Program, data: st.DataObject) -> None:
     tape = Tape.record(net.eval(), point(4, 8))
     v = data.draw(st.sampled_from([i for i, node in enumerate(tape.nodes) if node.shape is not None]))
     if not tape.nodes[v].from_input:
@@ -240,10 +242,10 @@ def _written_base(y: Any) -> Any:
 
 
 @pytest.mark.parametrize("body", MORE.values(), ids=MORE.keys())
-def test_odd_but_legitimate(body: Forward) -> None:
+def test_unusual_networks(body: Forward) -> None:
     net = Net(body)
     tape = Tape.record(net, point())
-    with torch.no_grad():  # as an optimiser does
+    with torch.no_grad():  # as an optimizer does
         for p in net.parameters():
             p.add_(torch.rand_like(p))
     x = point()
@@ -252,7 +254,7 @@ def test_odd_but_legitimate(body: Forward) -> None:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_parametrised_weights(training: bool) -> None:
+def test_parametrized_weights(training: bool) -> None:
     p = nn.utils.parametrizations
     layers = [
         p.weight_norm(nn.Linear(6, 6)),
@@ -288,10 +290,10 @@ def test_recurrent_layers_and_attention() -> None:
     net, x = Both().eval(), torch.randn(2, 3, 6)
     tape = Tape.record(net, x)
     x = torch.randn(2, 3, 6)
-    assert torch.allclose(tape.replay(x), net(x), atol=1e-6)  # outside of a recording torch has a fused way
+    assert torch.allclose(tape.replay(x), net(x), atol=1e-6)  # outside of a recording torch uses a fused kernel
 
 
-def test_hooks_that_change_what_a_layer_gets_or_returns() -> None:
+def test_hooks_that_change_inputs_or_outputs() -> None:
     net = Net(lambda net, x: net.c(net.a(x)))
     net.a.register_forward_hook(lambda module, args, output: output * 2)
     net.c.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
@@ -300,7 +302,7 @@ def test_hooks_that_change_what_a_layer_gets_or_returns() -> None:
     assert all("layer" in tape.name(i) for i in range(1, len(tape.nodes)))
 
 
-def test_batchnorm_in_training_touches_its_statistics_as_the_network_does() -> None:
+def test_batchnorm_in_training_updates_statistics() -> None:
     net = Net(lambda net, x: net.c(net.norm(net.b(net.norm(net.a(x))))), training=True)
     original = copy.deepcopy(net)
     tape = Tape.record(net, point())
@@ -311,8 +313,8 @@ def test_batchnorm_in_training_touches_its_statistics_as_the_network_does() -> N
         assert torch.equal(getattr(net.norm, name), getattr(original.norm, name))
 
 
-def test_what_the_network_owns_stays_in_it_from_one_part_to_the_next() -> None:
-    """A running mean that the part before a cut writes to, and both parts read, crosses no cut."""
+def test_buffers_do_not_cross_a_cut() -> None:
+    """A running mean that the part before a cut writes to, and both parts read, does not cross the cut."""
 
     def body(net: Any, x: Any) -> Any:
         net.buffer.mul_(0.9).add_(x.detach().mean(0))
@@ -329,7 +331,7 @@ def test_what_the_network_owns_stays_in_it_from_one_part_to_the_next() -> None:
         assert torch.equal(net.buffer, original.buffer)
 
 
-def test_memory_written_under_another_name_is_no_place_to_start() -> None:
+def test_no_cut_at_memory_written_through_another_view() -> None:
     def body(net: Any, x: Any) -> Any:
         out = torch.zeros(3, 6, dtype=x.dtype)
         view = out.view(-1)
@@ -344,7 +346,7 @@ def test_memory_written_under_another_name_is_no_place_to_start() -> None:
         tape.check_cut(written)
 
 
-def test_modes_see_the_functions_of_a_replay() -> None:
+def test_torch_function_modes_see_a_replay() -> None:
     """The statistics of a step are captured by the adversarial pass and reused by the bounds."""
     net = Net(lambda net, x: net.c(F.relu(net.norm(net.a(x)))), training=True)
     tape, x = Tape.record(net, point()), point()
@@ -360,7 +362,7 @@ def test_modes_see_the_functions_of_a_replay() -> None:
     assert torch.equal(found, net.eval()(x))
 
 
-def test_a_set_is_not_written_to_even_through_what_it_takes_for_a_view() -> None:
+def test_replay_does_not_write_to_its_input_set() -> None:
     def body(net: Any, x: Any) -> Any:
         return x.unflatten(1, (2, 3)).transpose(1, 2).reshape(3, 6).relu_()  # a copy, if x is a tensor
 
@@ -370,7 +372,7 @@ def test_a_set_is_not_written_to_even_through_what_it_takes_for_a_view() -> None
     assert same(b, b)  # can be read
 
 
-def test_seen_by_an_outer_no_grad() -> None:
+def test_replay_under_no_grad() -> None:
     net = Net(lambda net, x: net.c(net.a(x)))
     with torch.no_grad():
         tape = Tape.record(net, point())
@@ -381,7 +383,7 @@ def test_seen_by_an_outer_no_grad() -> None:
     assert tape.replay(point()).requires_grad
 
 
-# ------------------------------------------------------------------------------------------ what is refused
+# ---- unsupported networks
 
 
 class Sign(torch.autograd.Function):
@@ -443,10 +445,10 @@ REFUSED: dict[str, tuple[Forward, str]] = {
     "numpy": (lambda net, x: net.a(x) * x.detach().numpy().sum(), READS),
     "a random way": (lambda net, x: net.a(x) if torch.rand(1).item() < 0.5 else net.b(x), READS),
     "contains": (lambda net, x: net.a(x) if 0.0 in x else net.b(x), READS),
-    "nonzero": (lambda net, x: net.a(x) * len(x.nonzero()), "as many elements"),
-    "a mask": (lambda net, x: net.a(x) * x[x > 0].numel(), "as many elements"),
-    "where": (lambda net, x: net.a(x) * torch.where(x > 0)[0].shape[0], "as many elements"),
-    "unique": (lambda net, x: net.a(x) * x.unique().shape[0], "as many elements"),
+    "nonzero": (lambda net, x: net.a(x) * len(x.nonzero()), "the number of elements"),
+    "a mask": (lambda net, x: net.a(x) * x[x > 0].numel(), "the number of elements"),
+    "where": (lambda net, x: net.a(x) * torch.where(x > 0)[0].shape[0], "the number of elements"),
+    "unique": (lambda net, x: net.a(x) * x.unique().shape[0], "the number of elements"),
     "a tuple": (lambda net, x: (net.a(x), x), "returns a tuple"),
     "a dict": (lambda net, x: {"logits": net.a(x)}, "returns a dict"),
     "nothing": (lambda net, x: None, "returns a NoneType"),
@@ -466,7 +468,7 @@ REFUSED: dict[str, tuple[Forward, str]] = {
 
 
 @pytest.mark.parametrize(("body", "words"), REFUSED.values(), ids=REFUSED.keys())
-def test_refused(body: Forward, words: str) -> None:
+def test_unsupported_networks_are_refused(body: Forward, words: str) -> None:
     net = Net(body)
     state, cache = copy.deepcopy(net.state_dict()), net.cache
     with pytest.raises(UserError, match=words) as caught:
@@ -478,7 +480,7 @@ def test_refused(body: Forward, words: str) -> None:
     assert net.cache is cache
     assert all(torch.equal(t, state[name]) for name, t in net.state_dict().items())
     copy.deepcopy(net)
-    Sign.apply(point())  # is as it was
+    Sign.apply(point())  # works again
 
 
 def test_a_weight_computed_before_forward_is_refused() -> None:
@@ -496,7 +498,7 @@ def test_cumulative_batchnorm_is_refused_in_training_alone() -> None:
         Tape.record(net.train(), point())
 
 
-def test_modules_that_hide_their_calls_are_refused() -> None:
+def test_scripted_modules_and_backward_hooks_are_refused() -> None:
     net = Net(lambda net, x: net.a(x))
     handle = net.a.register_full_backward_hook(lambda module, grad_in, grad_out: None)
     with pytest.raises(UserError, match="backward hooks"):
@@ -508,23 +510,23 @@ def test_modules_that_hide_their_calls_are_refused() -> None:
 def test_another_batch_size_is_refused() -> None:
     net = Net(lambda net, x: net.c(net.a(x)) * x.size(0))
     tape = Tape.record(net, point())
-    with pytest.raises(UserError, match=r"shape \(3, 6\) at the input, but \(4, 6\)"):
+    with pytest.raises(UserError, match=r"shape \(3, 6\) at the input, but the value has shape \(4, 6\)"):
         tape.replay(point(4, 6))
 
 
 def test_a_value_of_a_finished_recording_is_refused() -> None:
     kept: list[Any] = []
     Tape.record(Net(lambda net, x: (kept.append(x), net.a(x))[1]), point())
-    with pytest.raises(UserError, match="recording that is over"):
+    with pytest.raises(UserError, match="a finished recording"):
         kept[0] + 1
 
 
-# ------------------------------------------------------------------------------------------ what is left behind
+# ---- side effects
 
 
-def test_recording_leaves_the_module_as_it_was() -> None:
+def test_recording_does_not_change_the_module() -> None:
     def body(net: Any, x: Any) -> Any:
-        net.kept = [net.a(x)]  # for others to look at
+        net.kept = [net.a(x)]  # an attribute
         return net.c(net.norm(net.kept[0]))
 
     net = Net(body)
@@ -558,7 +560,7 @@ def test_recording_drops_its_values() -> None:
 
     def body(net: Any, x: Any) -> Any:
         y = net.a(x)
-        kept.append(x)  # a stand-in may outlive the run
+        kept.append(x)  # a traced value may outlive the recording
         seen.append(weakref.ref(y._value))
         return net.c(y)
 
@@ -568,7 +570,7 @@ def test_recording_drops_its_values() -> None:
     assert tape.nodes
 
 
-def test_names_say_where() -> None:
+def test_names_of_nodes() -> None:
     net = nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.ReLU(), nn.Linear(6, 2)))
     tape = Tape.record(net, torch.randn(3, 6))
     assert [tape.name(i) for i in range(4)] == [

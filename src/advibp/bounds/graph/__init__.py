@@ -1,1 +1,1 @@
-"""A module recorded as a graph of torch calls."""
+"""Record a module as a graph of torch calls, and replay it."""

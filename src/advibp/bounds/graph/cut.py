@@ -1,7 +1,7 @@
-"""A network in two parts, cut at the input of one of its layers.
+"""Split a network into two parts at the input of one of its layers.
 
-Layer-wise training attacks a latent value: the part before it is frozen, the part after it is trained. An
-`nn.Sequential` is sliced; any other module is recorded on a tape and replayed from the node that holds the value.
+Layer-wise training freezes the part before the cut and trains the part after it. An `nn.Sequential` is sliced. Any
+other module is recorded on a tape and replayed from the node of the latent value.
 """
 
 from __future__ import annotations
@@ -30,57 +30,80 @@ _AFFINE = frozenset(
 
 @dataclass(frozen=True)
 class Cut:
-    """before(x) is the input of a layer, after(before(x)) the network's output; both also take sets."""
+    """A network split at the input of a layer: after(before(x)) is the network's output.
+
+    Attributes:
+        layer: name of the layer after the cut.
+        before: maps the input of the network to the input of the layer. It also takes sets.
+        after: maps the input of the layer to the output of the network. It also takes sets.
+        frozen: the parameters on which `before` depends.
+    """
 
     layer: str
     before: Callable[[Any], Any]
     after: Callable[[Any], Any]
-    frozen: list[nn.Parameter]  # on which `before` depends
+    frozen: list[nn.Parameter]
 
 
 def cuts(net: nn.Module, x: Tensor) -> tuple[list[Cut], list[str]]:
-    """A cut at the input of every convolution and linear layer that has parameters before it and after it, in the order
-    in which they run; and why the others can't be cut. A recorded network takes batches of the size of x (B, ...)
-    alone."""
-    parts = _flat(net)
-    return (_slices(net, parts), []) if parts is not None else _replays(net, x)
+    """Find all cuts at the input of a convolution or linear layer that have parameters before and after them.
+
+    Args:
+        net: the network.
+        x: inputs (B, ...). A recorded network accepts only batches of this size.
+
+    Returns:
+        The cuts in the order in which their layers run, and for each layer that cannot be cut the reason.
+
+    Example:
+        >>> import torch
+        >>> from advibp import nets
+        >>> from advibp.bounds.graph.cut import cuts
+        >>> found, refused = cuts(nets.build("FC 5, FC 4", (1, 3, 3), 2), torch.rand(2, 1, 3, 3))
+        >>> [cut.layer for cut in found]
+        ['3', '5']
+    """
+    parts = _flat_layers(net)
+    return (_sliced_cuts(net, parts), []) if parts is not None else _replayed_cuts(net, x)
 
 
-def _flat(net: nn.Module) -> list[nn.Module] | None:
-    """The layers of a plain chain, nested ones too; None for any other module."""
+def _flat_layers(net: nn.Module) -> list[nn.Module] | None:
+    """Return the layers of a plain nn.Sequential, including nested ones; None for any other module."""
     hooks = (net._forward_hooks, net._forward_pre_hooks, net._backward_hooks, net._backward_pre_hooks)
     plain = type(net).forward is nn.Sequential.forward and not any(hooks)
     if not isinstance(net, nn.Sequential) or not plain:
         return None
     parts: list[nn.Module] = []
     for child in net:
-        inner = _flat(child) if isinstance(child, nn.Sequential) else [child]
+        inner = _flat_layers(child) if isinstance(child, nn.Sequential) else [child]
         if inner is None or any(list(layer.children()) for layer in inner):
             return None
         parts += inner
     return parts
 
 
-def _slices(net: nn.Module, parts: list[nn.Module]) -> list[Cut]:
+def _sliced_cuts(net: nn.Module, parts: list[nn.Module]) -> list[Cut]:
+    """Return the cuts of a plain nn.Sequential."""
     names = {module: name for name, module in net.named_modules()}
-    found = []
+    cuts_found = []
     for i, layer in enumerate(parts):
         before, after = nn.Sequential(*parts[:i]), nn.Sequential(*parts[i:])
         frozen = list(before.parameters())
-        if isinstance(layer, _LAYERS) and frozen and _leaves_something(frozen, after.parameters()):
-            found.append(Cut(names[layer], before, after, frozen))
-    return found
+        if isinstance(layer, _LAYERS) and frozen and _has_trainable(frozen, after.parameters()):
+            cuts_found.append(Cut(names[layer], before, after, frozen))
+    return cuts_found
 
 
-def _replays(net: nn.Module, x: Tensor) -> tuple[list[Cut], list[str]]:
-    tape = _faithful(net, x)
-    found: dict[int, Cut] = {}
-    refused: dict[str, None] = {}  # in order, each once
+def _replayed_cuts(net: nn.Module, x: Tensor) -> tuple[list[Cut], list[str]]:
+    """Return the cuts of a recorded module, and the reasons why other layers cannot be cut."""
+    tape = _record_repeatable(net, x)
+    cuts_found: dict[int, Cut] = {}
+    refused: dict[str, None] = {}  # an ordered set
     for index in tape.needed(0, tape.output):
         node = tape.nodes[index]
         inputs = [leaf.index for leaf in leaves_of((node.args, node.kwargs)) if isinstance(leaf, Ref)]
         inputs = [i for i in inputs if tape.nodes[i].from_input]
-        if node.func not in _AFFINE or len(inputs) != 1 or inputs[0] in found:
+        if node.func not in _AFFINE or len(inputs) != 1 or inputs[0] in cuts_found:
             continue
         frozen = tape.parameters_before(inputs[0])
         if not frozen:
@@ -90,32 +113,33 @@ def _replays(net: nn.Module, x: Tensor) -> tuple[list[Cut], list[str]]:
         except UserError as reason:
             refused[str(reason)] = None
             continue
-        if _leaves_something(frozen, tape.parameters_between(inputs[0], tape.output)):
-            found[inputs[0]] = _replay(tape, inputs[0], tape.name(index), frozen)
-    return list(found.values()), list(refused)
+        if _has_trainable(frozen, tape.parameters_between(inputs[0], tape.output)):
+            cuts_found[inputs[0]] = _replayed_cut(tape, inputs[0], tape.name(index), frozen)
+    return list(cuts_found.values()), list(refused)
 
 
-def _leaves_something(frozen: list[nn.Parameter], after: Iterable[nn.Parameter]) -> bool:
-    """Whether there is something to train after a cut: a layer that is also used before it is frozen."""
+def _has_trainable(frozen: list[nn.Parameter], after: Iterable[nn.Parameter]) -> bool:
+    """Return whether a parameter after the cut can be trained. A layer that is also used before the cut is frozen."""
     return bool({id(p) for p in after if p.requires_grad} - {id(p) for p in frozen})
 
 
-def _faithful(net: nn.Module, x: Tensor) -> Tape:
-    """A recording that does what the network does the next time, too."""
+def _record_repeatable(net: nn.Module, x: Tensor) -> Tape:
+    """Record the network. Raise if it does not repeat its computation."""
     with torch.random.fork_rng(), torch.no_grad():
         seed = torch.initial_seed()
         torch.manual_seed(seed)
         tape = Tape.record(net, x)
         torch.manual_seed(seed)
-        once_more = run_on_copy(net, x)
+        output = run_on_copy(net, x)
         torch.manual_seed(seed)
-        if not torch.allclose(tape.replay(x), once_more, rtol=1e-3, atol=1e-4, equal_nan=True):
+        if not torch.allclose(tape.replay(x), output, rtol=1e-3, atol=1e-4, equal_nan=True):
             raise UserError(
-                "The network can't be replayed: run twice on the same images, it does not do the same; let nothing but "
-                "its input and its weights decide what it computes."
+                "The network can't be replayed: it returned different outputs for the same images; its outputs must "
+                "depend only on its input and its weights."
             )
     return tape
 
 
-def _replay(tape: Tape, node: int, layer: str, frozen: list[nn.Parameter]) -> Cut:
+def _replayed_cut(tape: Tape, node: int, layer: str, frozen: list[nn.Parameter]) -> Cut:
+    """Return a cut that replays both parts of a tape."""
     return Cut(layer, lambda x: tape.replay(x, 0, node), lambda latent: tape.replay(latent, node), frozen)

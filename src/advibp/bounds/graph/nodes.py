@@ -1,4 +1,4 @@
-"""Nodes: the calls of a recorded network, each with what it needs, so that it can be made again on other values."""
+"""Nodes: the recorded calls of a network, which can be repeated on other values."""
 
 from __future__ import annotations
 
@@ -15,30 +15,45 @@ from advibp.bounds.domain import Func, Value
 
 @dataclass(frozen=True)
 class Ref:
-    """In the arguments of a node: the value of an earlier one."""
+    """In the arguments of a node: the value of an earlier node."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class Node:
-    """One call: func(*args, **kwargs), made in the `forward` of `module`. Without func: the network's input."""
+    """One call func(*args, **kwargs) in the `forward` of `module`. Node 0 has no func: it is the network's input.
+
+    Attributes:
+        func: the torch function, or None.
+        args: its arguments, with a `Ref` for each value of an earlier node.
+        kwargs: its keyword arguments.
+        module: the module whose forward made the call.
+        refs: nodes whose values it uses.
+        after: nodes that wrote to the memory of those values.
+        state: nodes that wrote to weights or buffers that it uses.
+        writes: memory that it writes to.
+        memory: memory of its value.
+        shape: shape of its value, if that is one tensor.
+        from_input: whether its value depends on the network's input.
+        gradient: False for a call under torch.no_grad.
+    """
 
     func: Func | None = None
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     module: nn.Module | None = None
-    refs: tuple[int, ...] = ()  # nodes whose values it uses
-    after: tuple[int, ...] = ()  # nodes that wrote to the memory of those values
-    state: tuple[int, ...] = ()  # nodes that wrote to weights or buffers it uses
-    writes: frozenset[int] = frozenset()  # memory it writes to
-    memory: frozenset[int] = frozenset()  # memory of its value
+    refs: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    state: tuple[int, ...] = ()
+    writes: frozenset[int] = frozenset()
+    memory: frozenset[int] = frozenset()
     shape: torch.Size | None = None
-    from_input: bool = True  # whether the network's input has a part in it
-    gradient: bool = True  # False for a call made under torch.no_grad
+    from_input: bool = True
+    gradient: bool = True
 
     def run(self, values: dict[int, Any]) -> Any:
-        """The call, on other values of the nodes it refers to."""
+        """Repeat the call on other values of the nodes that it refers to."""
         assert self.func is not None
         with torch.set_grad_enabled(self.gradient and torch.is_grad_enabled()):
             args = map_leaves(self.args, lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf)
@@ -48,7 +63,7 @@ class Node:
 
 
 def call(func: Func, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """func(*args, **kwargs). Methods that torch wrote in C accept tensors alone, so a set is asked by its gate."""
+    """Return func(*args, **kwargs). Methods that torch implements in C accept only tensors, so sets use `apply`."""
     if isinstance(func, (MethodDescriptorType, WrapperDescriptorType, MethodWrapperType)):
         for leaf in leaves_of((args, kwargs)):
             if isinstance(leaf, Value):
@@ -58,7 +73,7 @@ def call(func: Func, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def map_leaves(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """The same nest of tuples, lists and dicts with its leaves changed."""
+    """Return the same nested tuples, lists and dicts with every leaf changed."""
     if isinstance(tree, (tuple, list)):
         parts = [map_leaves(part, change) for part in tree]
         return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
@@ -68,6 +83,7 @@ def map_leaves(tree: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def leaves_of(tree: Any) -> Iterator[Any]:
+    """Yield the leaves of nested tuples, lists and dicts."""
     if isinstance(tree, (tuple, list, dict)):
         for part in tree.values() if isinstance(tree, dict) else tree:
             yield from leaves_of(part)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from advibp.bounds.box import Box
-from advibp.bounds.domain import exactly, unsupported
+from advibp.bounds.domain import unsupported, without_autocast
 from advibp.bounds.graph.nodes import Node, Ref, leaves_of, map_leaves
 from advibp.bounds.graph.tape import Tape
 from advibp.bounds.labels import checked_labels
@@ -35,7 +35,8 @@ from advibp.bounds.linear.activations import dot, through_lines, through_windows
 from advibp.bounds.linear.relaxation import ACTIVATIONS, KINKED, POOLS, Lines, Windows, crossing, max_pool2d, widened
 from advibp.bounds.linear.transpose import Rows, copied, is_affine, mixes, rule_of, take_back
 from advibp.bounds.rounded import Rounded
-from advibp.bounds.rounding import COPIES, Rounding, size
+from advibp.bounds.rounding import Rounding, size
+from advibp.bounds.rules.rounding_errors import COPIES
 from advibp.bounds.zonotope import Zonotope
 
 Slopes = dict[int, Tensor]  # node -> slopes of its lower lines (R, ...)
@@ -101,7 +102,7 @@ class LinearBounds:
         #: The radius of the input, wide enough for the rounding of the last dot product.
         self._reach = box.radius
         if self.rounding is not None:
-            self._reach = box.radius + size(box) * self.rounding.own_sum(box.center[0].numel())
+            self._reach = box.radius + size(box) * self.rounding.bounds_sum(box.center[0].numel())
         self._check()
         self._propagate()
 
@@ -144,7 +145,7 @@ class LinearBounds:
             self._sizes[index] = size(value.box) * (2 * self.rounding.w)
         copies = self._copies(node, value)
         if copies > 1:  # on the way back their coefficients are added up
-            own = self.rounding.own_sum(copies)
+            own = self.rounding.bounds_sum(copies)
             error = size(value.box) * own if error is None else error * (1 + own / (32 * self.rounding.w))
         if error is not None:
             self._errors[index] = error
@@ -272,7 +273,7 @@ class LinearBounds:
             if image is not None:
                 whose = image[part]
             own = {i: s[part] for i, s in slopes.items()} if slopes else {}
-            with exactly(a.device.type):
+            with without_autocast(a.device.type):
                 back = self.take_back(index, a[part], self.relaxed(whose, own), whose)
                 ways.append(self._lowest(back, whose).to(a.dtype))
                 lost.append(back.lost.detach())
@@ -287,7 +288,7 @@ class LinearBounds:
         if self.rounding is None:
             return back.constant + middle - spread
         # In double precision; the sums' own errors are below 2^-45 of their terms, that of the last cast below 2 w.
-        spread = (1 + self.rounding.own_sum(a[0, 0].numel())) * spread.double()
+        spread = (1 + self.rounding.bounds_sum(a[0, 0].numel())) * spread.double()
         lower = back.constant + middle.double() - spread - back.lost
         lower = lower - 2.0**-45 * (back.size + middle.double().abs() + spread + back.lost)
         return lower - 2 * self.rounding.w * lower.abs() - self.rounding.tiny
@@ -334,7 +335,7 @@ class LinearBounds:
             return 0.0
         assert self.rounding is not None
         own = error[whose].unsqueeze(1)
-        share = 1 + 2 * self.rounding.own_sum(a[0].numel())
+        share = 1 + 2 * self.rounding.bounds_sum(a[0].numel())
         return share * dot(a.abs().view(len(own), -1, *a.shape[1:]), own).flatten().double()
 
     def relaxed(self, whose: Tensor | slice, slopes: Slopes | None = None) -> Through:

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from advibp.bounds.domain import exactly, unsupported
+from advibp.bounds.domain import unsupported, without_autocast
 from advibp.bounds.linear.crown import LinearBounds
 from advibp.bounds.linear.relaxation import KINKED, Windows, crossing
 
@@ -130,7 +130,7 @@ class Kinks:
             kinks[:, self._columns[number]] += rows.flatten(1)[:, self.of[number].outputs]
             return self._straight(number, rows), rows.new_zeros(len(rows))
 
-        with exactly(a.device.type):
+        with without_autocast(a.device.type):
             back = self.bounds.take_back(index, a, through)
         return back.a.flatten(1), kinks, back.constant, back.lost + 2.0**-45 * back.size
 

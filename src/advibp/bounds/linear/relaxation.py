@@ -177,7 +177,7 @@ def widened(lines: Lines | Windows, lower: Tensor, upper: Tensor, rounding: Roun
     w, sizes = rounding.w, torch.maximum(lower.abs(), upper.abs())
     if isinstance(lines, Windows):
         terms = max(2 * lines.pick.shape[2], lines.ceiling[0].numel())
-        return lines, lines.largest(sizes) * (2 * rounding.own_sum(terms)) + rounding.tiny
+        return lines, lines.largest(sizes) * (2 * rounding.bounds_sum(terms)) + rounding.tiny
     steep = 1 + lines.low_slope.abs() + lines.up_slope.abs()
     if lines.low_shift is None:  # of slope 1 or less, through 0
         moved = torch.where(lines.free, 32 * w * sizes, 0.0) if lines.free is not None else 32 * w * sizes
@@ -187,5 +187,5 @@ def widened(lines: Lines | Windows, lower: Tensor, upper: Tensor, rounding: Roun
         moved = 256 * w * (1 + steep * sizes + lines.low_shift.abs() + lines.up_shift.abs())
         lines = lines._replace(low_shift=lines.low_shift - moved, up_shift=lines.up_shift + moved)
         shifts = lines.low_shift.abs() + lines.up_shift.abs()  # type: ignore[union-attr]
-    error = 32 * w * steep * sizes + rounding.own_sum(lower[0].numel()) * shifts
+    error = 32 * w * steep * sizes + rounding.bounds_sum(lower[0].numel()) * shifts
     return lines, error + rounding.tiny

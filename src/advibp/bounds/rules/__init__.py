@@ -1,1 +1,1 @@
-"""The rules of each set: what every torch operation does to it."""
+"""The rules of each kind of set, one module per set, and the rounding errors of the operations."""

@@ -1,16 +1,17 @@
-"""The rules of Box: for each torch operation, the smallest box that holds its results over all members of a box.
+"""The rules of Box: for each torch operation, the smallest box that contains its results for all members of a box.
 
-A rule is called as rule(func, *args, **kwargs) with the torch function, Tensor method or getter of a Tensor property
-that was asked for. Most operations are of few kinds:
+A rule is called as rule(func, *args, **kwargs) with the torch function, Tensor method or getter of a Tensor property.
+Most operations are of one of these kinds:
 
     affine      conv, linear: c -> W c + b, r -> |W| r
-    positive    averages, copies: linear with coefficients >= 0 and no bias, so r goes the way of c
+    positive    averages, copies: linear with coefficients >= 0 and without bias, so r is mapped like c
     view        the same, and the result shares its elements with the box
     monotone    sigmoid, max_pool: [f(l), f(u)]
-    turning     abs, prelu: monotone on either side of 0, so the extremes are among f(l), f(u) and, if inside, f(0)
-    metadata    shape, dtype: answered by the centre
+    turning     abs, prelu: monotone on each side of 0, so the extremes are among f(l), f(u) and, if l < 0 < u, f(0)
+    metadata    shape, dtype: the same as for the center
 
-Each element's range is exact; what IBP loses, it loses by forgetting the relations between elements.
+The range of each element is exact for a single operation. IBP is loose because a box ignores the dependencies between
+elements.
 """
 
 from __future__ import annotations
@@ -34,8 +35,11 @@ def affine(func: Func, input: Box, weight: Tensor, bias: Tensor | None = None, *
 
 
 def _abs(weight: Tensor) -> Tensor:
-    """|W| in the memory format of W. For one input channel torch can't tell channels_last from its usual format, and a
-    radius laid out otherwise than its centre slows down every operation on both."""
+    """Return |W| in the memory format of W.
+
+    For one input channel torch cannot distinguish channels_last from its default format. A radius with other strides
+    than its center slows down every operation on both.
+    """
     size = weight.abs()
     strides = zip(weight.shape, weight.stride(), size.stride(), strict=True)
     if size.stride() != weight.stride() and all(n == 1 or s == t for n, s, t in strides):
@@ -45,7 +49,7 @@ def _abs(weight: Tensor) -> Tensor:
 
 @unary("", F.linear)
 def linear(func: Func, input: Box, weight: Tensor, bias: Tensor | None = None) -> Box:
-    """Affine; the output remembers its layer, so that margins can elide it."""
+    """An affine layer. The output remembers its layer, so that margins can use it."""
     output = affine(func, input, weight, bias)
     if output.ndim == 2:
         output.remember(input, weight, bias)
@@ -73,10 +77,10 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Box:
-    """In evaluation: the statistics are given. A set has no mean and variance of its own."""
+    """BatchNorm in evaluation mode, with its running statistics. A set has no mean and variance of its own."""
     if training or running_mean is None or running_var is None:
         unsupported(
-            "BatchNorm in training mode has no rule", "call net.eval() first, and its running statistics are used."
+            "BatchNorm in training mode has no rule", "call net.eval() first, so that it uses its running statistics."
         )
     # Affine in each channel.
     scale = (running_var + eps).rsqrt() if weight is None else weight.abs() * (running_var + eps).rsqrt()
@@ -85,19 +89,19 @@ def batch_norm(
 
 
 def _like(radius: Tensor, center: Tensor) -> Tensor:
-    """The radius in the shape and dtype that a constant gave the centre; usually it has them."""
+    """Return the radius in the shape and dtype of the center, which a constant may have changed."""
     return radius.to(center.dtype).expand_as(center)
 
 
 def _sum(input: Any, other: Any, alpha: float) -> Box:
-    """input + alpha other."""
+    """Return input + alpha other."""
     if isinstance(input, Box) and isinstance(other, Box):
         center = torch.add(input.center, other.center, alpha=alpha)
         return Box._of(center, torch.add(input.radius, other.radius, alpha=abs(alpha)))
     if isinstance(input, Box):
         center = torch.add(input.center, other, alpha=alpha)
         return Box._of(center, _like(input.radius, center))
-    center = torch.rsub(other.center, input, alpha=-alpha)  # rsub(a, b) = b - alpha a, where b may be a number
+    center = torch.rsub(other.center, input, alpha=-alpha)  # rsub(a, b) = b - alpha a; b may be a number
     return Box._of(center, _like(other.radius if abs(alpha) == 1 else other.radius * abs(alpha), center))
 
 
@@ -122,7 +126,7 @@ def neg(func: Func, input: Box) -> Box:
 
 
 def _size(factor: Any) -> Any:
-    """|factor|, which torch does not give for a mask."""
+    """Return |factor|. torch has no abs of a Boolean mask."""
     return factor if isinstance(factor, Tensor) and factor.dtype == torch.bool else abs(factor)
 
 
@@ -160,7 +164,7 @@ _DIVIDED = frozenset(spellings("avg_pool2d avg_pool3d"))
 
 
 def _divisor(func: Func, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-    """divisor_override of an average pooling: by name, or the sixth argument after the input."""
+    """Return divisor_override of an average pooling: a keyword, or the sixth argument after the input."""
     return args[5] if func in _DIVIDED and len(args) > 5 else kwargs.get("divisor_override")
 
 
@@ -177,14 +181,14 @@ def positive(func: Func, input: Box, *args: Any, **kwargs: Any) -> Box:
 
 @unary("", F.pad)
 def pad(func: Func, input: Box, pad: Any, mode: str = "constant", value: float | None = None) -> Box:
-    """A constant border has radius 0; the other modes copy elements."""
+    """A constant border has radius 0. The other modes copy elements."""
     return Box._of(F.pad(input.center, pad, mode, value), F.pad(input.radius, pad, mode))
 
 
 @unary("", F.interpolate)
 def interpolate(func: Func, input: Box, *args: Any, **kwargs: Any) -> Box:
     if kwargs["mode"] == "bicubic":
-        unsupported("bicubic interpolation has no rule for a Box, its weights being of both signs")
+        unsupported("bicubic interpolation has no rule for a Box, because its weights have both signs")
     return positive(func, input, *args, **kwargs)
 
 
@@ -205,7 +209,7 @@ VIEWS = (
 
 @unary(VIEWS)
 def view(func: Func, input: Box, *args: Any, **kwargs: Any) -> Any:
-    """Shape, order, selection by a constant. Some of these may copy; to treat a copy as a view is safe."""
+    """Change of shape or order, or selection by a constant. If torch makes a copy, treating it as a view is safe."""
     center, radius = func(input.center, *args, **kwargs), func(input.radius, *args, **kwargs)
     parts = [(center, radius)] if isinstance(center, Tensor) else list(zip(center, radius, strict=True))
     if any(c.dtype != input.dtype for c, _ in parts):
@@ -225,16 +229,21 @@ def to(func: Func, input: Box, *args: Any, **kwargs: Any) -> Box:
 @unary("", F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 def dropout(func: Func, input: Box, p: float = 0.5, training: bool = True) -> Box:
     if training and p > 0:
-        unsupported("dropout in training mode has no rule", "its mask is random: call net.eval() first.")
+        unsupported("dropout in training mode has no rule, because its mask is random", "call net.eval() first.")
     return input
 
 
 class _Relu(torch.autograd.Function):
-    """[relu(c - r), relu(c + r)] as centre and radius.
+    """ReLU of [c - r, c + r] as center and radius.
 
-    With r' = (c + r)/2 clamped to [0, r] and c' = max(c, r'):  c - r >= 0 gives (c, r);  c - r < 0 < c + r gives centre
-    and radius (c + r)/2;  c + r <= 0 gives (0, 0). Three passes over memory, no cancellation (an active neuron keeps c
-    and r to the bit), and only the outputs are saved: c' > 0 tells an upper bound > 0, c' > r' a lower one.
+    Let r' = (c + r)/2 clamped to [0, r] and c' = max(c, r'). Then
+
+        c - r >= 0           (c + r)/2 >= r, so r' = r and c' = c: the box does not change
+        c - r < 0 < c + r    0 < r' = (c + r)/2 < r and r' > c, so c' = r': the box [0, c + r]
+        c + r <= 0           r' = 0 and c' = 0
+
+    This takes three passes over memory, without cancellation: an active neuron keeps exactly the same c and r. Only the
+    outputs are saved for the backward pass: c' > 0 if the upper bound is positive, and c' > r' if the lower bound is.
     """
 
     generate_vmap_rule = True
@@ -250,8 +259,10 @@ class _Relu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, center_grad: Tensor, radius_grad: Tensor) -> tuple[Tensor, Tensor]:
-        """An active neuron passes both gradients on; one that crosses 0 has (c + r)/2 twice, so it passes their mean
-        to both; the rest nothing. (torch.where would read better, and takes five times as long on a CPU.)"""
+        """An active neuron passes both gradients on. An unstable neuron has center and radius (c + r)/2, so it passes
+        the mean of both gradients to c and to r. An inactive neuron passes zero. (torch.where takes five times as long
+        on a CPU.)
+        """
         center, radius = ctx.saved_tensors
         active = torch.gt(center.detach(), radius.detach(), out=torch.empty_like(center))  # 1 or 0
         crossing = torch.ops.aten.threshold_backward(torch.lerp(center_grad, radius_grad, 0.5), center, 0.0)
@@ -270,31 +281,34 @@ def relu(func: Func, input: Box) -> Box:
     *(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d),  # torch's own return indices
 )
 def monotone(func: Func, input: Box, *args: Any, **kwargs: Any) -> Box:
-    """f never decreases in any element, so it maps bounds to bounds."""
+    """f is nondecreasing in every element, so it maps bounds to bounds."""
     return _between(func(input.lower, *args, **kwargs), func(input.upper, *args, **kwargs))
 
 
 @unary("elu celu")
 def elu(func: Func, input: Box, alpha: float = 1.0) -> Box:
     if alpha <= 0:
-        unsupported(f"{name_of(func)} has a rule for alpha > 0 alone, not {alpha}")
+        unsupported(f"{name_of(func)} has a rule only for alpha > 0, not {alpha}")
     return monotone(func, input, alpha)
 
 
 @unary("softplus")
 def softplus(func: Func, input: Box, beta: float = 1.0, threshold: float = 20.0) -> Box:
-    """Above threshold / beta torch returns z itself, a step down of exp(-threshold) / beta: negligible from 20 on."""
+    """Above threshold / beta torch returns z itself: a step of exp(-threshold) / beta, negligible from 20 on."""
     if beta <= 0 or threshold < 20:
-        unsupported("softplus has a rule for beta > 0 and threshold >= 20 alone, where it is monotone")
+        unsupported("softplus has a rule only for beta > 0 and threshold >= 20, where it is monotone")
     return monotone(func, input, beta, threshold)
 
 
 @unary("abs absolute square prelu")
 def turning(func: Func, input: Box, *args: Any, **kwargs: Any) -> Box:
+    """The minimum and maximum are among the values at both ends and at the member nearest to 0."""
     lower, upper = input.lower, input.upper
-    nearest = lower.clamp(min=0) + upper.clamp(max=0)  # the member nearest to 0
-    at = [func(z, *args, **kwargs) for z in (lower, nearest, upper)]
-    return _between(torch.minimum(torch.minimum(*at[:2]), at[2]), torch.maximum(torch.maximum(*at[:2]), at[2]))
+    nearest = lower.clamp(min=0) + upper.clamp(max=0)  # the member of the box nearest to 0
+    values = [func(z, *args, **kwargs) for z in (lower, nearest, upper)]
+    return _between(
+        torch.minimum(torch.minimum(*values[:2]), values[2]), torch.maximum(torch.maximum(*values[:2]), values[2])
+    )
 
 
 @unary("leaky_relu")
@@ -304,7 +318,9 @@ def leaky_relu(func: Func, input: Box, negative_slope: float = 0.01) -> Box:
 
 @rule(" ".join(f"{kind}max_pool{dims}d_with_indices" for dims in "123" for kind in ("", "adaptive_")))
 def with_indices(func: Func, *args: Any, **kwargs: Any) -> NoReturn:
-    unsupported(f"{name_of(func)}: return_indices has no meaning for a Box, whose largest element varies")
+    unsupported(
+        f"{name_of(func)}: return_indices is undefined for a Box, because the index of the largest element varies"
+    )
 
 
 METADATA = (
@@ -316,7 +332,7 @@ METADATA = (
 
 @unary(METADATA)
 def metadata(func: Func, input: Box, *args: Any, **kwargs: Any) -> Any:
-    """What depends on shape, dtype and device alone; the result is a constant."""
+    """Functions of shape, dtype and device. The result is a constant."""
     return func(input.center, *args, **kwargs)
 
 

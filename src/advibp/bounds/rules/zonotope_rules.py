@@ -1,15 +1,15 @@
-"""The rules of Zonotope: for each torch operation, a zonotope that holds its results over all members of a zonotope.
+"""The rules of Zonotope: for each torch operation, a zonotope that contains its results for all members of a zonotope.
 
-    linear      conv, averages, views, sums: exact. Centre and rest go by Box's rule, each generator by the operation's
-                linear part
-    piecewise   relu, leaky_relu, prelu, abs: exact where the sign is known; elsewhere the band between the chord and
-                its parallel through 0, the one of least area, whose width a fresh symbol per neuron takes up
-    s-shaped    sigmoid, tanh: the band of the smaller of the slopes at both ends
-    boxed       max_pool, clamp and whatever else Box alone has a rule for: the box of the results with fresh symbols.
-                Sound, but the relations to what came before are lost
-    metadata    shape, dtype: answered by the centre
+    linear      conv, averages, views, sums: exact. Center and rest follow Box's rule. Each generator is mapped by the
+                linear part of the operation
+    piecewise   relu, leaky_relu, prelu, abs: exact where the sign is known; otherwise the band between the chord and
+                its parallel through 0, which has the smallest area, with a new symbol per neuron for its width
+    s-shaped    sigmoid, tanh: the band whose slope is the smaller slope of the two ends
+    boxed       max_pool, clamp and all other operations with a rule for Box: the box of the results with new symbols.
+                This is sound, but the dependencies on earlier values are lost
+    metadata    shape, dtype: the same as for the center
 
-None of them may move elements between images, or the axis of images: see zonotope.py.
+No rule may move elements between images, or move the axis of images; see zonotope.py.
 """
 
 from __future__ import annotations
@@ -32,34 +32,41 @@ rule, unary = RULES.rule, RULES.unary
 
 
 def _box(func: Func, *args: Any, **kwargs: Any) -> Any:
-    """What Box's rule makes of the centre and the rest of the zonotopes among the arguments."""
+    """Apply Box's rule to center and rest of the zonotopes among the arguments."""
     return Box.apply(func, tuple(arg.box if isinstance(arg, Zonotope) else arg for arg in args), kwargs)
 
 
 def _each(func: Func, *args: Any, **kwargs: Any) -> Callable[[Tensor], Any]:
-    """func on each symbol's generator by itself, for dimensions that are counted without the axis of symbols."""
+    """Return `func` on each symbol's generator separately, so that its dimensions do not count the axis of symbols."""
     return torch.vmap(lambda generator: func(generator, *args, **kwargs))
 
 
-def _mixes(func: Func) -> NoReturn:
-    advice = "keep axis 0 for the images, and run them in batches of one if the network can't."
+def _refuse_mixing(func: Func) -> NoReturn:
+    """Raise, because an operation moves elements between images."""
+    advice = "keep the images on axis 0, or run them in batches of one."
     unsupported(f"{name_of(func)} moves elements between the images of a Zonotope, or its axis 0", advice)
 
 
-def _keep_apart(func: Func, shapes: list[torch.Size], call: Callable[..., Any], device: torch.device) -> None:
-    """Refuse an operation that moves elements between images, if it is linear with coefficients >= 0, or a maximum.
+def _check_images_separate(
+    func: Func, shapes: list[torch.Size], call: Callable[..., Any], device: torch.device
+) -> None:
+    """Raise if an operation moves elements between images. It must be linear with coefficients >= 0, or a maximum.
 
-    Each element is given the number of its image. An element of image b in the result comes from b alone if and only if
-    its sources' squared distance from b, sum_i w_i (b_i - b)^2 = f(b_i^2) - 2 b f(b_i) + b^2 f(1), is zero.
+    Each element is replaced by the number of its image. An element of image b in the result depends on image b only if
+    and only if the weighted squared distance of its sources from b,
+
+        sum_i w_i (b_i - b)^2 = f(b_i^2) - 2 b f(b_i) + b^2 f(1),
+
+    is zero.
     """
     numbers = [torch.arange(s[0], dtype=torch.float64, device=device).view(-1, *[1] * (len(s) - 1)) for s in shapes]
     moments = [call(*(n.pow(k).expand(s) for n, s in zip(numbers, shapes, strict=True))) for k in (0, 1, 2)]
     for ones, first, second in zip(*([m] if isinstance(m, Tensor) else m for m in moments), strict=True):
         if ones.shape[:1] != shapes[0][:1]:
-            _mixes(func)
+            _refuse_mixing(func)
         b = numbers[0].view(-1, *[1] * (ones.ndim - 1))
         if bool((second - 2 * b * first + b * b * ones > 1e-3).any()):
-            _mixes(func)
+            _refuse_mixing(func)
 
 
 @unary("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d")
@@ -67,7 +74,7 @@ def convolution(
     func: Func, input: Zonotope, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> Zonotope:
     if input.ndim != weight.ndim:
-        _mixes(func)
+        _refuse_mixing(func)
     box = _box(func, input, weight, bias, *args, **kwargs)
     symbols_images = input.generators.shape[:2]
     return input._mapped(
@@ -78,7 +85,7 @@ def convolution(
 @unary("", F.linear)
 def linear(func: Func, input: Zonotope, weight: Tensor, bias: Tensor | None = None) -> Zonotope:
     if input.ndim < 2:
-        _mixes(func)
+        _refuse_mixing(func)
     return input._mapped(_box(func, input, weight, bias), lambda g: func(g, weight))
 
 
@@ -90,7 +97,7 @@ def matmul(func: Func, input: Any, other: Any) -> Zonotope:
     zonotope, constant = (input, other) if left else (other, input)
     box = _box(func, input, other)
     if zonotope.ndim < (2 if left else 3) or constant.ndim > zonotope.ndim or len(box) != len(zonotope):
-        _mixes(func)
+        _refuse_mixing(func)
     return zonotope._mapped(box, torch.vmap(lambda g: func(g, other) if left else func(input, g)))
 
 
@@ -106,7 +113,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Zonotope:
-    """In evaluation, as for a Box, which refuses the rest: affine in each channel."""
+    """BatchNorm in evaluation mode, affine in each channel. Box's rule raises in training mode."""
     box = _box(func, input, running_mean, running_var, weight, bias, training, momentum, eps)
     assert running_var is not None
     scale = (running_var + eps).rsqrt() if weight is None else weight * (running_var + eps).rsqrt()
@@ -114,21 +121,21 @@ def batch_norm(
 
 
 def _check_broadcast(func: Func, box: Box, *operands: Any) -> None:
-    """Broadcasting must neither move the axis of images nor repeat an image."""
+    """Raise if broadcasting moves the axis of images or repeats an image."""
     if any(isinstance(z, Zonotope) and (z.ndim != box.ndim or len(z) != len(box)) for z in operands):
-        _mixes(func)
+        _refuse_mixing(func)
 
 
 def _sum(func: Func, input: Any, other: Any, alpha: float) -> Zonotope:
-    """input + alpha other."""
+    """Return input + alpha other."""
     box = _box(torch.add, input, other, alpha=alpha)
     _check_broadcast(func, box, input, other)
     if not isinstance(other, Zonotope):
         return input._mapped(box, lambda g: g)
     if not isinstance(input, Zonotope):
         return other._mapped(box, lambda g: g * alpha)
-    (ours, theirs), symbols = aligned([input, other], box.dtype)
-    return input._with(box, torch.add(ours, theirs, alpha=alpha), symbols)._limited()
+    (first, second), symbols = aligned([input, other], box.dtype)
+    return input._with(box, torch.add(first, second, alpha=alpha), symbols)._limited()
 
 
 @rule("add")
@@ -178,16 +185,16 @@ def div(func: Func, input: Any, other: Any, *, rounding_mode: str | None = None)
 @unary(POSITIVE, F.interpolate)
 def positive(func: Func, input: Zonotope, *args: Any, **kwargs: Any) -> Zonotope:
     box = _box(func, input, *args, **kwargs)
-    _keep_apart(func, [input.shape], lambda x: func(x, *args, **kwargs), input.device)
+    _check_images_separate(func, [input.shape], lambda x: func(x, *args, **kwargs), input.device)
     return input._mapped(box, _each(func, *args, **kwargs))
 
 
 @unary("", F.pad)
 def pad(func: Func, input: Zonotope, pad: Any, mode: str = "constant", value: float | None = None) -> Zonotope:
-    """A constant border has no generators; the other modes copy elements."""
+    """A constant border has no generators. The other modes copy elements."""
     box = _box(func, input, pad, mode, value)
     if len(box) != len(input):
-        _mixes(func)
+        _refuse_mixing(func)
     symbols_images = input.generators.shape[:2]
     return input._mapped(box, lambda g: F.pad(g.flatten(0, 1), pad, mode).unflatten(0, symbols_images))
 
@@ -198,21 +205,21 @@ def join(func: Func, tensors: Any, *args: Any, **kwargs: Any) -> Zonotope:
         unsupported(f"{name_of(func)} needs a list or tuple of Zonotopes and tensors, not a Zonotope")
     box = Box.apply(func, ([t.box if isinstance(t, Zonotope) else t for t in tensors], *args), kwargs)
     zonotopes = [t for t in tensors if isinstance(t, Zonotope)]
-    _keep_apart(func, [t.shape for t in tensors], lambda *parts: func(parts, *args, **kwargs), box.device)
+    _check_images_separate(func, [t.shape for t in tensors], lambda *parts: func(parts, *args, **kwargs), box.device)
     generators, symbols = aligned(zonotopes, box.dtype)
-    zeros, laid = box.center.new_zeros(()), iter(generators)
-    parts = [next(laid) if isinstance(t, Zonotope) else zeros.expand(len(symbols), *t.shape) for t in tensors]
+    zeros, remaining = box.center.new_zeros(()), iter(generators)
+    parts = [next(remaining) if isinstance(t, Zonotope) else zeros.expand(len(symbols), *t.shape) for t in tensors]
     whole = zonotopes[0]._with(box, generators[0], symbols)
     return whole._mapped(box, lambda _: torch.vmap(lambda *parts: func(parts, *args, **kwargs))(*parts))._limited()
 
 
 @unary(VIEWS)
 def view(func: Func, input: Zonotope, *args: Any, **kwargs: Any) -> Any:
-    """Shape, order, selection by a constant, that keep the images as they are."""
+    """Change of shape, change of order, or selection by a constant, within each image."""
     boxes = _box(func, input, *args, **kwargs)
-    # Generators may lie in memory otherwise than the centre, which `view` would mind.
+    # `view` may fail on generators, because their strides may differ from the center's.
     copying = Tensor.reshape if func is Tensor.view else func
-    _keep_apart(func, [input.shape], lambda x: copying(x, *args, **kwargs), input.device)
+    _check_images_separate(func, [input.shape], lambda x: copying(x, *args, **kwargs), input.device)
     if isinstance(boxes, Box):
         return input if boxes is input.box else input._mapped(boxes, _each(copying, *args, **kwargs))
     parts = _each(copying, *args, **kwargs)(input.generators)
@@ -221,7 +228,7 @@ def view(func: Func, input: Zonotope, *args: Any, **kwargs: Any) -> Any:
 
 @unary("clone contiguous detach data to float double half bfloat16 cpu cuda")
 def same(func: Func, input: Zonotope, *args: Any, **kwargs: Any) -> Zonotope:
-    """The same numbers; generators are never written to, and need no copy."""
+    """Operations that do not change the numbers. Generators are never written to, so they are not copied."""
     box = _box(func, input, *args, **kwargs)
     constant = not box.requires_grad and input.requires_grad
     return input if box is input.box else input._mapped(box, lambda g: (g.detach() if constant else g).to(box.center))
@@ -229,23 +236,35 @@ def same(func: Func, input: Zonotope, *args: Any, **kwargs: Any) -> Zonotope:
 
 @unary("", F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 def dropout(func: Func, input: Zonotope, *args: Any, **kwargs: Any) -> Zonotope:
-    _box(func, input, *args, **kwargs)  # which refuses to drop anything
+    """Box's rule raises in training mode."""
+    _box(func, input, *args, **kwargs)
     return input
 
 
 def _relaxed(input: Zonotope, slope: Tensor, shift: Tensor, error: Tensor) -> Zonotope:
-    """slope input + shift + [-error, error], all (B, ...)."""
+    """Return slope input + shift + [-error, error], all (B, ...)."""
     box = Box._of(input.center * slope + shift, input.rest * slope.abs())
     return input._mapped(box, lambda g: g * slope)._widened(error)
 
 
-def _bent(lower: Tensor, upper: Tensor, negative_slope: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """x for x >= 0, a x below, over [l, u] (B, ...), which may be tighter than the bounds of the input, as slope, shift
-    and error for `_relaxed`.
+def _relax_piecewise(lower: Tensor, upper: Tensor, negative_slope: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Relax f(x) = x for x >= 0, a x for x < 0, over [l, u] (B, ...), which may be tighter than the bounds of the
+    input.
 
-    Where l < 0 < u the chord has the slope lambda = (u - a l) / (u - l) and the height h = -(1 - a) u l / (u - l) at 0,
-    and f lies between it and its parallel through 0: f(x) = lambda x + h/2 +- |h|/2, whatever a. With a = 0 this is
-    DeepZ's ReLU, mu = h/2.
+    If l < 0 < u, the chord from (l, a l) to (u, u) has
+
+        slope            lambda = (u - a l) / (u - l)
+        height at 0      h = u - lambda u = -(1 - a) u l / (u - l)
+
+    f is convex for a <= 1 and concave for a >= 1, so f lies between the chord lambda x + h and its parallel lambda x
+    through (0, f(0)) = (0, 0). Both are within |h|/2 of their middle:
+
+        f(x) = lambda x + h/2 +- |h|/2
+
+    With a = 0 this is DeepZ's ReLU with mu = h/2. If the sign of x is known, f is linear.
+
+    Returns:
+        slope, shift and error (B, ...) for `_relaxed`.
     """
     crossing = (lower < 0) & (upper > 0)
     width = torch.where(crossing, upper - lower, 1.0)
@@ -259,32 +278,33 @@ def _bent(lower: Tensor, upper: Tensor, negative_slope: float | Tensor) -> tuple
 def relu(func: Func, input: Zonotope) -> Zonotope:
     box = input.to_box()
     lower, upper = box.lower, box.upper
-    given = None if input.relu_bounds is None else input.relu_bounds(input)
-    if given is not None:
-        if not given[0].shape == given[1].shape == input.shape:
-            shapes = f"{tuple(given[0].shape)} and {tuple(given[1].shape)}"
+    bounds = None if input.relu_bounds is None else input.relu_bounds(input)
+    if bounds is not None:
+        if not bounds[0].shape == bounds[1].shape == input.shape:
+            shapes = f"{tuple(bounds[0].shape)} and {tuple(bounds[1].shape)}"
             raise UserError(f"relu_bounds must return bounds of this ReLU's shape {tuple(input.shape)}, not {shapes}.")
-        lower, upper = torch.maximum(lower, given[0]), torch.minimum(upper, given[1])
-    slope, shift, error = _bent(lower, upper, 0.0)
+        lower, upper = torch.maximum(lower, bounds[0]), torch.minimum(upper, bounds[1])
+    slope, shift, error = _relax_piecewise(lower, upper, 0.0)
     if input.most_symbols is not None:
-        # Keeping a neuron's symbols, which after the ReLU carry slope |g|, costs `error`. Where that is more, [0, u] is
-        # the better set: a zonotope without symbols is a box, and no looser.
-        carried = slope * torch.linalg.vector_norm(input.generators, 1, 0)
-        cut = (error > 0) & (carried <= error)
-        slope, middle = torch.where(cut, 0.0, slope), upper / 2
-        shift, error = torch.where(cut, middle, shift), torch.where(cut, middle, error)
+        # With the symbols, the radius after the ReLU has the part slope |g|_1 from them and the part `error`. If the
+        # error is larger, the interval [0, u] without symbols is used instead, so that the result is never looser than
+        # a box.
+        from_symbols = slope * torch.linalg.vector_norm(input.generators, 1, 0)
+        use_interval = (error > 0) & (from_symbols <= error)
+        slope, middle = torch.where(use_interval, 0.0, slope), upper / 2
+        shift, error = torch.where(use_interval, middle, shift), torch.where(use_interval, middle, error)
     return _relaxed(input, slope, shift, error)
 
 
 @unary("leaky_relu")
 def leaky_relu(func: Func, input: Zonotope, negative_slope: float = 0.01) -> Zonotope:
     box = input.to_box()
-    return _relaxed(input, *_bent(box.lower, box.upper, negative_slope))
+    return _relaxed(input, *_relax_piecewise(box.lower, box.upper, negative_slope))
 
 
 @unary("prelu")
 def prelu(func: Func, input: Zonotope, weight: Tensor) -> Zonotope:
-    """A slope for each channel, or one for all."""
+    """One slope per channel, or one for all."""
     return leaky_relu(func, input, weight.view(-1, *[1] * (input.ndim - 2)))
 
 
@@ -295,8 +315,15 @@ def absolute(func: Func, input: Zonotope) -> Zonotope:
 
 @unary("sigmoid tanh")
 def s_shaped(func: Func, input: Zonotope) -> Zonotope:
-    """With lambda = min(f'(l), f'(u)), the least slope on [l, u], f(x) - lambda x grows from f(l) - lambda l to
-    f(u) - lambda u. A point keeps to f(l) itself."""
+    """Relax f over [l, u] by a band of slope lambda = min(f'(l), f'(u)).
+
+    f' increases up to 0 and decreases from there, so lambda is the smallest slope on [l, u], and f(x) - lambda x is
+    nondecreasing. It therefore lies between f(l) - lambda l and f(u) - lambda u:
+
+        f(x) = lambda x + (f(u) + f(l) - lambda (u + l))/2 +- (f(u) - f(l) - lambda (u - l))/2
+
+    With f' = f (1 - f) for the sigmoid and f' = 1 - f^2 for tanh. If l = u, lambda is set to 0 and the result is f(l).
+    """
     box = input.to_box()
     lower, upper = box.lower, box.upper
     low, high = func(lower), func(upper)
@@ -307,15 +334,16 @@ def s_shaped(func: Func, input: Zonotope) -> Zonotope:
 
 
 def boxed(func: Func, input: Zonotope, *args: Any, **kwargs: Any) -> Zonotope:
+    """Apply Box's rule to the bounds of the zonotope. The result has new symbols."""
     box = Box.apply(func, (input.to_box(), *args), kwargs)
     if box.shape != input.shape:
-        _keep_apart(func, [input.shape], lambda x: func(x, *args, **kwargs), input.device)
+        _check_images_separate(func, [input.shape], lambda x: func(x, *args, **kwargs), input.device)
     return Zonotope.from_box(box, most_symbols=input.most_symbols, relu_bounds=input.relu_bounds)
 
 
 @unary(METADATA)
 def metadata(func: Func, input: Zonotope, *args: Any, **kwargs: Any) -> Any:
-    """What depends on shape, dtype and device alone; the result is a constant."""
+    """Functions of shape, dtype and device. The result is a constant."""
     return _box(func, input, *args, **kwargs)
 
 

@@ -1,4 +1,4 @@
-"""What enters ReLUs is seen however they are written, and as it was before they ran."""
+"""The inputs of ReLUs are recorded for every spelling of ReLU, with their values before the ReLU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from advibp.bounds import Box, Zonotope
 from advibp.bounds.domain import Rules
-from advibp.bounds.graph.relu_inputs import entering_relus
+from advibp.bounds.graph.pre_activations import record_pre_activations
 
 X = torch.tensor([[-1.0, 2.0, 0.5]])
 WAYS: dict[str, Callable[[Any], Any]] = {
@@ -31,9 +31,9 @@ KINDS = {"tensor": lambda: X.clone(), "box": lambda: Box(X, 0.25), "zonotope": l
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_to_write_a_relu(way: str, kind: str) -> None:
+def test_every_spelling_of_relu(way: str, kind: str) -> None:
     value = KINDS[kind]()
-    with entering_relus() as seen:
+    with record_pre_activations() as seen:
         result = WAYS[way](value)
     assert len(seen) == 1
     assert type(seen[0]) is type(value)
@@ -41,16 +41,16 @@ def test_every_way_to_write_a_relu(way: str, kind: str) -> None:
     assert torch.equal(result if kind == "tensor" else result.upper, (X + (0 if kind == "tensor" else 0.25)).relu())
 
 
-def test_the_order_is_that_of_running_and_nothing_else_is_seen() -> None:
+def test_order_is_that_of_the_calls() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5), nn.Sigmoid(), nn.Linear(5, 6), nn.ReLU())
-    with entering_relus() as seen:
+    with record_pre_activations() as seen:
         net(Box(X, 0.1))
     assert [tuple(box.shape) for box in seen] == [(1, 4), (1, 6)]
 
 
-def test_watching_ends() -> None:
-    with entering_relus() as outer:
-        with entering_relus() as inner, pytest.raises(RuntimeError):
+def test_recording_ends_with_the_context() -> None:
+    with record_pre_activations() as outer:
+        with record_pre_activations() as inner, pytest.raises(RuntimeError):
             torch.relu(torch.ones(2)) + torch.ones(3)
         F.relu(Box(X, 0.1))
     F.relu(Box(X, 0.1))
