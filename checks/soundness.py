@@ -50,7 +50,7 @@ class Bounds:
             for name in ("crown-ibp", "crown"):
                 output = linear.output()
                 self.margins[name], self.outputs[name] = linear.margins(y), (output.lower, output.upper)
-                self.values[name] = dict(linear.boxes)
+                self.values[name] = dict(linear.intermediate_bounds)
                 linear.refine()
             self.margins["alpha-crown"] = alpha_margins(linear, y, steps=8)
 

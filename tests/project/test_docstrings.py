@@ -12,7 +12,7 @@ import pytest
 import torch
 
 #: Packages that are covered so far.
-PACKAGES = ["advibp.execution", "advibp.nets"]
+PACKAGES = ["advibp.bounds", "advibp.execution", "advibp.nets"]
 
 
 def modules_of(package: str) -> list[ModuleType]:

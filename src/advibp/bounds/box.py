@@ -65,8 +65,8 @@ class Box(Domain):
         >>> import torch
         >>> from torch import nn
         >>> from advibp import Box
-        >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-        >>> _ = net[0].weight.data.copy_(torch.tensor([[1.0, 2.0], [-1.0, 1.0]])), net[0].bias.data.zero_()
+        >>> net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU()).requires_grad_(False)
+        >>> _ = net[0].weight.copy_(torch.tensor([[1.0, 2.0], [-1.0, 1.0]]))
         >>> box = net(Box.ball(torch.tensor([[0.5, 0.5]]), 0.25))
         >>> box.lower, box.upper
         (tensor([[0.7500, 0.0000]]), tensor([[2.2500, 0.5000]]))

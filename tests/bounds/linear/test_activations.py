@@ -1,4 +1,4 @@
-"""The way back through activations, against the plain formula, in values and gradients."""
+"""The backward pass through activations equals the plain formula, in values and gradients."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from advibp.bounds.linear.activations import through_lines
-from advibp.bounds.linear.relaxation import Lines
+from advibp.bounds.linear.activations import backward_relaxation
+from advibp.bounds.linear.relaxation import LinearRelaxation
 
 torch.set_num_threads(1)
 
 
-def plain(lines: Lines, a: Tensor) -> tuple[Tensor, Tensor]:
-    """Coefficients above 0 take the lower line, those below it the upper one."""
+def plain(lines: LinearRelaxation, a: Tensor) -> tuple[Tensor, Tensor]:
+    """Positive coefficients take the lower line, negative ones the upper line."""
     positive, negative = a.clamp(min=0), a.clamp(max=0)
-    constant = (negative * lines.up_shift).flatten(2).sum(2)
-    if lines.low_shift is not None:
-        constant = constant + (positive * lines.low_shift).flatten(2).sum(2)
-    return positive * lines.low_slope + negative * lines.up_slope, constant
+    constant = (negative * lines.upper_intercept).flatten(2).sum(2)
+    if lines.lower_intercept is not None:
+        constant = constant + (positive * lines.lower_intercept).flatten(2).sum(2)
+    return positive * lines.lower_slope + negative * lines.upper_slope, constant
 
 
 @settings(max_examples=20)
@@ -32,9 +32,9 @@ def test_values_and_gradients(seed: int, shared: bool, shifted: bool, shape: tup
         return torch.randn(3, rows, *(shape or (1,)), generator=generator, dtype=torch.float64).requires_grad_()
 
     a, k = some(4), 1 if shared else 4
-    lines = Lines(some(k), some(k) if shifted else None, some(k), some(k))
+    lines = LinearRelaxation(some(k), some(k) if shifted else None, some(k), some(k))
     inputs = [a, *(v for v in lines[:4] if v is not None)]
-    found, want = through_lines(lines, a), plain(lines, a)
+    found, want = backward_relaxation(lines, a), plain(lines, a)
     weights = [torch.randn(v.shape, generator=generator, dtype=torch.float64) for v in want]
     for f, w in zip(found, want, strict=True):
         torch.testing.assert_close(f, w)
@@ -50,6 +50,6 @@ def test_values_and_gradients(seed: int, shared: bool, shifted: bool, shape: tup
 def test_nan_stays_nan(sign: float) -> None:
     a = torch.full((1, 1, 2), sign)
     bad = torch.tensor([[[torch.nan, 1.0]]])
-    before, constant = through_lines(Lines(bad, None, bad, bad), a)
+    before, constant = backward_relaxation(LinearRelaxation(bad, None, bad, bad), a)
     assert before[0, 0].isnan().tolist() == [True, False]
     assert constant.isnan().all()

@@ -1,4 +1,4 @@
-"""alpha-CROWN: never below CROWN, never above the exact margin, whatever slopes it tries."""
+"""alpha-CROWN: never below CROWN, and never above the exact margin, for any slopes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from advibp.bounds import Box, LinearBounds, crown
 from advibp.bounds.linear.alpha_crown import alpha_margins
-from advibp.bounds.linear.relaxation import Lines
+from advibp.bounds.linear.relaxation import LinearRelaxation
 
 
 @settings(max_examples=12)
 @given(st.integers(0, 10_000), st.sampled_from([0.1, 0.4]))
 @torch.no_grad()
-def test_between_crown_and_the_exact_margin(seed: int, eps: float) -> None:
+def test_margins_are_between_crown_and_exact(seed: int, eps: float) -> None:
     net, box, y = some(seed, 1, eps, "few relus")
     exact = exact_margins(net, box, int(y)) + 1e-9
     for bounds in (LinearBounds(net, box), crown(net, box)):
@@ -46,7 +46,7 @@ def test_never_below_crown_and_sound_at_attacked_points(kind: str) -> None:
 @settings(max_examples=12)
 @given(st.integers(0, 10_000))
 @torch.no_grad()
-def test_any_slopes_in_the_span_are_sound(seed: int) -> None:
+def test_any_slopes_in_range_are_sound(seed: int) -> None:
     net, box, y = some(seed, 1, 0.3, "few relus")
     bounds = crown(net, box)
     rows, others, image = bounds.margin_rows(y)
@@ -54,16 +54,16 @@ def test_any_slopes_in_the_span_are_sound(seed: int) -> None:
     for _ in range(5):
         slopes = {}
         for index in bounds.activations:
-            lines = bounds.lines(index)
-            assert isinstance(lines, Lines)
+            lines = bounds.relaxation(index)
+            assert isinstance(lines, LinearRelaxation)
             assert lines.free is not None
-            slopes[index] = torch.where(lines.free, torch.rand_like(lines.low_slope), lines.low_slope)[image]
+            slopes[index] = torch.where(lines.free, torch.rand_like(lines.lower_slope), lines.lower_slope)[image]
         assert (bounds.lower(bounds.tape.output, rows, image, slopes) <= exact).all()
 
 
 @torch.no_grad()
-def test_it_gains_where_crown_chose_the_wrong_slope() -> None:
-    """relu over [-1, 1.5]: the slope 0 is best for the margin relu(x), and CROWN's is 1."""
+def test_better_slope_than_crown() -> None:
+    """ReLU over [-1, 1.5]: slope 0 is best for the margin relu(x), and CROWN uses 1."""
     net = nn.Sequential(nn.ReLU(), nn.Linear(1, 2, bias=False)).double()
     net[1].weight.data = torch.tensor([[1.0], [0.0]], dtype=torch.float64)
     bounds = LinearBounds(net, Box(torch.full((1, 1), 0.25, dtype=torch.float64), 1.25))
@@ -73,7 +73,7 @@ def test_it_gains_where_crown_chose_the_wrong_slope() -> None:
 
 
 @torch.no_grad()
-def test_neither_chunks_nor_batch_mates_matter() -> None:
+def test_results_do_not_depend_on_chunks_or_batch() -> None:
     net, box, y = some(4, 3, 0.3, "conv")
     whole = alpha_margins(crown(net, box), y, steps=4)
     close(alpha_margins(crown(net, box, at_once=2), y, steps=4), whole)
@@ -81,7 +81,7 @@ def test_neither_chunks_nor_batch_mates_matter() -> None:
 
 
 @torch.no_grad()
-def test_a_step_that_overflows_does_not_take_the_place_of_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overflow_does_not_replace_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     net, box, y = some(0, 2, 0.3, "fc")
     bounds = crown(net, box)
     before, lower = bounds.margins(y), LinearBounds.lower
@@ -97,7 +97,7 @@ def test_a_step_that_overflows_does_not_take_the_place_of_a_bound(monkeypatch: p
 
 
 @torch.no_grad()
-def test_networks_without_a_choice_keep_their_margins() -> None:
+def test_networks_without_unstable_neurons_keep_their_margins() -> None:
     for net in (nn.Sequential(nn.Linear(4, 3)).double(), nn.Sequential(nn.Linear(4, 3), nn.Tanh()).double()):
         bounds = crown(net, Box.ball(torch.rand(2, 4).double(), 0.3))
         y = torch.tensor([0, 2])

@@ -1,4 +1,4 @@
-"""Bounds over parts of a box: on the whole those of CROWN, sound at all points of a part, exact if all is decided."""
+"""Bounds of subproblems: CROWN's on the whole box, sound in every subproblem, and exact if all signs are known."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from networks import CLASSES, network
 from torch import Tensor, nn
 
 from advibp.bounds import Box
-from advibp.bounds.linear.beta_crown import Parts, SplitBounds
+from advibp.bounds.linear.beta_crown import SplitBounds, Subproblems
 from advibp.bounds.linear.crown import LinearBounds
-from advibp.bounds.linear.kinks import Bends, Kinks
+from advibp.bounds.linear.kinks import Kinks, UnstableRelus
 
 KINDS = ("fc", "conv", "residual", "pooling", "batchnorm", "few relus")
 
@@ -31,18 +31,20 @@ def inside(kinks: Kinks, count: int) -> Tensor:
     return box.center + box.radius * (2 * torch.rand(count, *box.shape[1:], dtype=torch.float64) - 1)
 
 
-def entering(kinks: Kinks, points: Tensor) -> Tensor:
-    """What enters the kinks (P, V) at some points; 0 for windows."""
+def pre_activations(kinks: Kinks, points: Tensor) -> Tensor:
+    """Return the pre-activations (P, V) of the kinks at some points; 0 for pooling windows."""
     values = torch.zeros(len(points), kinks.count, dtype=torch.float64)
     bounds = LinearBounds(kinks.bounds.net, Box(points, 0.0))
     for number, found in kinks.of.items():
-        if isinstance(found, Bends):
-            values[:, kinks.columns(number)] = bounds.boxes[found.entering][0].flatten(1)[:, found.elements]
+        if isinstance(found, UnstableRelus):
+            values[:, kinks.columns(number)] = bounds.intermediate_bounds[found.pre_activation][0].flatten(1)[
+                :, found.elements
+            ]
     return values
 
 
-def some_parts(split: SplitBounds, signs: Tensor, seed: int) -> Parts:
-    """Parts with these signs, and numbers by chance."""
+def random_subproblems(split: SplitBounds, signs: Tensor, seed: int) -> Subproblems:
+    """Return subproblems with these signs and random parameters."""
     chance = torch.Generator().manual_seed(seed)
     whole = split.whole()
     parts = whole.take(torch.zeros(len(signs), dtype=torch.int64))._replace(signs=signs)
@@ -54,7 +56,7 @@ def some_parts(split: SplitBounds, signs: Tensor, seed: int) -> Parts:
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000), kind=st.sampled_from(KINDS), eps=st.sampled_from([0.05, 0.3]))
 @torch.no_grad()
-def test_over_the_whole_box_they_are_crown(seed: int, kind: str, eps: float) -> None:
+def test_bounds_of_the_whole_box_equal_crown(seed: int, kind: str, eps: float) -> None:
     kinks, rows = kinks_of(seed, kind, eps), rows_of(seed, 4)
     output = kinks.bounds.tape.output
     split = SplitBounds(kinks, [kinks.linear(output, row[None]) for row in rows])
@@ -66,16 +68,16 @@ def test_over_the_whole_box_they_are_crown(seed: int, kind: str, eps: float) -> 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000), kind=st.sampled_from(KINDS), share=st.floats(0.1, 1))
 @torch.no_grad()
-def test_they_are_sound_where_the_signs_hold(seed: int, kind: str, share: float) -> None:
+def test_bounds_are_sound_in_the_subproblem(seed: int, kind: str, share: float) -> None:
     kinks, rows = kinks_of(seed, kind, 0.3), rows_of(seed, 2)
     torch.manual_seed(seed)
     points = inside(kinks, 300)
-    values = entering(kinks, points)
+    values = pre_activations(kinks, points)
     split = SplitBounds(kinks, [kinks.linear(kinks.bounds.tape.output, rows)])
-    # Parts around some of the points, so that there is something in them.
+    # Subproblems around some of the points, so that they are not empty.
     chosen = (torch.rand(8, kinks.count) < share) & split.bends
     signs = (values[:8].sign() * chosen).to(torch.int8)
-    parts = some_parts(split, signs, seed)
+    parts = random_subproblems(split, signs, seed)
     within = (values * signs.unsqueeze(1) >= 0).all(2)  # (D, P)
     reached = (kinks.bounds.net(points) @ rows.T).amax(1).where(within, torch.inf).amin(1)
     before = split.back(parts).lower
@@ -83,19 +85,21 @@ def test_they_are_sound_where_the_signs_hold(seed: int, kind: str, share: float)
     assert (before <= after + 1e-9).all()
     assert (after <= reached + 1e-9).all()
     assert (split.back(better).lower <= reached + 1e-9).all()
-    torch.testing.assert_close(split.back(better).lower, after, rtol=1e-4, atol=1e-4)  # numbers are kept in float32
+    torch.testing.assert_close(
+        split.back(better).lower, after, rtol=1e-4, atol=1e-4
+    )  # parameters are stored in float32
     assert torch.equal(better.signs, signs)
 
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000))
 @torch.no_grad()
-def test_what_is_decided_is_affine(seed: int) -> None:
-    """With every sign known, and no multiplier, a bound is the smallest value of an affine function over the box."""
+def test_known_signs_give_exact_bounds(seed: int) -> None:
+    """If every sign is known and multipliers are 0, the bound is the minimum of an affine function over the box."""
     kinks, rows = kinks_of(seed, "few relus", 0.3), rows_of(seed, 1)
     points = inside(kinks, 1)
     split = SplitBounds(kinks, [kinks.linear(kinks.bounds.tape.output, rows)])
-    parts = split.whole()._replace(signs=entering(kinks, points).sign().to(torch.int8))
+    parts = split.whole()._replace(signs=pre_activations(kinks, points).sign().to(torch.int8))
     assume(bool((parts.signs != 0).all()))
     back = split.back(parts)
     there = (kinks.bounds.net(points) @ rows.T).squeeze()
@@ -108,8 +112,8 @@ def test_what_is_decided_is_affine(seed: int) -> None:
 
 
 @torch.no_grad()
-def test_a_multiplier_closes_a_part_that_is_empty() -> None:
-    """x in [-1, 1], relu(x) and relu(-x - 1/2) on: there is no such x, so the bound -1/2 of their sum rises."""
+def test_multipliers_prove_an_empty_subproblem() -> None:
+    """For x in [-1, 1] relu(x) and relu(-x - 1/2) cannot both be active, so the bound -1/2 of their sum increases."""
     net = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1)).double()
     net[0].weight.copy_(torch.tensor([[1.0], [-1.0]]))
     net[0].bias.copy_(torch.tensor([0.0, -0.5]))
@@ -118,15 +122,15 @@ def test_a_multiplier_closes_a_part_that_is_empty() -> None:
     kinks = Kinks(LinearBounds(net, Box(torch.zeros(1, 1).double(), 1.0)))
     split = SplitBounds(kinks, [kinks.linear(kinks.bounds.tape.output, torch.ones(1, 1).double())])
     parts = split.whole()._replace(signs=torch.ones(1, 2, dtype=torch.int8))
-    for _ in range(20):  # each goes on where the last one ended
+    for _ in range(20):  # each call starts from the last parameters
         bounds, parts = split.ascend(parts, steps=20, enough=torch.inf)
     assert bounds.item() > 0
     assert (parts.multipliers > 0).all()
 
 
 @torch.no_grad()
-def test_a_mean_of_rows_bounds_the_largest_of_them() -> None:
-    """max(x, -x) >= 0 over [-1, 1], where either row alone says -1."""
+def test_mean_of_rows_bounds_their_maximum() -> None:
+    """max(x, -x) >= 0 over [-1, 1], while each row alone has the bound -1."""
     net = nn.Sequential(nn.Linear(1, 1, bias=False)).double()
     net[0].weight.fill_(1.0)
     kinks = Kinks(LinearBounds(net, Box(torch.zeros(1, 1).double(), 1.0)))
@@ -137,7 +141,7 @@ def test_a_mean_of_rows_bounds_the_largest_of_them() -> None:
 
 
 @torch.no_grad()
-def test_halves_are_on_and_off() -> None:
+def test_split_gives_active_and_inactive_halves() -> None:
     kinks = kinks_of(3, "fc", 0.3)
     split = SplitBounds(kinks, [kinks.linear(kinks.bounds.tape.output, rows_of(3, 1))] * 2)
     halves = split.whole().split(torch.tensor([0, 2]))

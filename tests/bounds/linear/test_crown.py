@@ -1,4 +1,4 @@
-"""Linear bounds: nothing escapes them, affine networks are exact in them, and what they cannot do they refuse."""
+"""Linear bounds: they contain sampled points, are exact for affine networks, and refuse unsupported networks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Forward = Callable[[Any], Any]
 
 
 def linear(net: Forward, box: Box, **options: Any) -> LinearBounds:
-    """Linear bounds; networks that they refuse are not drawn."""
+    """Return linear bounds. Networks that they refuse are discarded."""
     try:
         return LinearBounds(net if isinstance(net, nn.Module) else Lambda(net), box, **options)
     except UnsupportedOperation:
@@ -35,16 +35,16 @@ def linear(net: Forward, box: Box, **options: Any) -> LinearBounds:
 
 
 def jacobian(net: Forward, x: Tensor) -> Tensor:
-    """Of an affine network at one image (1, ...): (outputs, inputs)."""
+    """Return the Jacobian (outputs, inputs) of an affine network at one image (1, ...)."""
     return torch.autograd.functional.jacobian(lambda z: net(z).flatten(), x).flatten(1)
 
 
-# ---- soundness; checks/soundness.py and test_soundness.py go further
+# ---- soundness; see also checks/soundness.py
 
 
 @settings(max_examples=40)
 @given(nets())
-def test_nothing_escapes(net: nn.Module) -> None:
+def test_bounds_contain_sampled_points(net: nn.Module) -> None:
     box = wide_box(1, 2, 6, 6)
     bounds = linear(net, box)
     points = torch.cat([members(box, 500), extremes(net, box)])
@@ -56,7 +56,7 @@ def test_nothing_escapes(net: nn.Module) -> None:
 
 @settings(max_examples=60)
 @given(programs({name: SETS_TOO[name] for name in SETS_TOO.keys() - {"iterate", "transposed", "pool"}}, training=False))
-def test_nothing_escapes_from_programs(net: Program) -> None:
+def test_bounds_contain_sampled_points_of_programs(net: Program) -> None:
     box = wide_box(1, 8)
     bounds = linear(net, box)
     with torch.no_grad():
@@ -67,7 +67,7 @@ def test_nothing_escapes_from_programs(net: Program) -> None:
 
 @settings(max_examples=15)
 @given(st.integers(0, 10_000), st.sampled_from([0.1, 0.4]))
-def test_no_bound_is_above_the_exact_margin(seed: int, eps: float) -> None:
+def test_margins_are_at_most_exact(seed: int, eps: float) -> None:
     net, box, y = some(seed, 1, eps, "few relus")
     with torch.no_grad():
         exact = exact_margins(net, box, int(y)) + 1e-9
@@ -79,7 +79,7 @@ def test_no_bound_is_above_the_exact_margin(seed: int, eps: float) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_point_gives_what_the_network_computes(kind: str) -> None:
+def test_box_of_radius_zero_gives_the_output(kind: str) -> None:
     net, box, y = some(1, 3, 0.0, kind)
     with torch.no_grad():
         output = net(box.center.clone())
@@ -97,8 +97,8 @@ def test_affine_layers_are_exact(net: Any, shape: tuple[int, ...]) -> None:
     layer = forward if isinstance(forward, nn.Module) else Lambda(forward)
     try:
         slopes = jacobian(forward, box.center[:1])
-    except RuntimeError:  # it takes batches of two alone
-        with pytest.raises(UserError, match=r"takes 2 images, but not \d+, has no linear bounds"):
+    except RuntimeError:  # it accepts only batches of two
+        with pytest.raises(UserError, match=r"accepts 2 images but not \d+ has no linear bounds"):
             LinearBounds(layer, box).output()
         return
     bounds = LinearBounds(layer, box).output()
@@ -108,7 +108,7 @@ def test_affine_layers_are_exact(net: Any, shape: tuple[int, ...]) -> None:
 
 
 def test_chains_of_affine_layers_are_exact() -> None:
-    """Where intervals are not: the relations between pixels survive any number of layers and a residual sum."""
+    """Intervals are not exact here. Linear bounds are, for any number of layers and for residual sums."""
     torch.manual_seed(0)
     conv = [nn.Conv2d(2, 4, 3, 2, 1, groups=2), nn.BatchNorm2d(4), nn.AvgPool2d(2), nn.Conv2d(4, 4, 1), nn.Flatten()]
     net = settled(nn.Sequential(*conv, Lambda(lambda x: x - 0.7 * x.flip(1)), nn.Linear(16, 3)))
@@ -122,17 +122,17 @@ def test_chains_of_affine_layers_are_exact() -> None:
         assert bool((bounds.margins(y) > net(box).lower_margins(y) + 0.01).any())
 
 
-# ---- how bounds compare
+# ---- comparison of bounds
 
 
-def test_crown_is_not_always_above_intervals() -> None:
-    """relu over [-1, 1.5]: the lower line x reaches down to -1, where intervals say 0."""
+def test_crown_can_be_looser_than_intervals() -> None:
+    """ReLU over [-1, 1.5]: the lower line x has the minimum -1, while intervals give 0."""
     net, box = nn.Sequential(nn.ReLU(), nn.Linear(1, 2, bias=False)).double(), Box(double(0.25), 1.25)
     net[1].weight.data = torch.tensor([[1.0], [0.0]], dtype=torch.float64)
     y = torch.tensor([0])
     assert net(box).lower_margins(y)[0, 1] == 0
     assert LinearBounds(net, box).margins(y)[0, 1].item() == -1
-    assert LinearBounds(net, box).output().lower[0, 0] == 0  # which is the better of both
+    assert LinearBounds(net, box).output().lower[0, 0] == 0  # the better of both
 
 
 def double(*numbers: float) -> Tensor:
@@ -142,14 +142,14 @@ def double(*numbers: float) -> Tensor:
 @settings(max_examples=30)
 @given(st.integers(0, 10_000))
 @torch.no_grad()
-def test_refining_only_tightens(seed: int) -> None:
+def test_refine_tightens(seed: int) -> None:
     net, box, _ = some(seed)
     bounds = crown_ibp(net, box)
-    before, output = dict(bounds.boxes), bounds.output()
+    before, output = dict(bounds.intermediate_bounds), bounds.output()
     assert bounds.refine() is bounds
-    assert bounds.boxes.keys() == before.keys()
-    for index, (lower, upper) in bounds.boxes.items():
-        # Bounds that meet may cross by a rounding error, and are swapped then.
+    assert bounds.intermediate_bounds.keys() == before.keys()
+    for index, (lower, upper) in bounds.intermediate_bounds.items():
+        # Bounds may cross by a rounding error, and are then swapped.
         old_lower, old_upper = before[index]
         assert (lower >= old_lower - 1e-12 * (1 + old_lower.abs())).all()
         assert (upper <= old_upper + 1e-12 * (1 + old_upper.abs())).all()
@@ -163,14 +163,14 @@ def test_refining_only_tightens(seed: int) -> None:
 @settings(max_examples=12)
 @given(st.integers(0, 10_000))
 @torch.no_grad()
-def test_neither_chunks_nor_batch_mates_nor_taking_some_images_matter(seed: int) -> None:
+def test_results_do_not_depend_on_chunks_or_batch(seed: int) -> None:
     net, box, y = some(seed)
     whole = crown(net, box)
     margins = whole.margins(y)
-    for at_once in (1, 7) if seed % 4 == 0 else (7,):  # one by one takes long
+    for at_once in (1, 7) if seed % 4 == 0 else (7,):  # single rows are slow
         few = crown(net, box, at_once=at_once)
         close(few.margins(y), margins)
-        close(few.boxes, whole.boxes)
+        close(few.intermediate_bounds, whole.intermediate_bounds)
         close(few.output().lower, whole.output().lower)
     for keep in ([2], [2, 0]):
         part = Box(box.center[keep], box.radius[keep])
@@ -181,7 +181,7 @@ def test_neither_chunks_nor_batch_mates_nor_taking_some_images_matter(seed: int)
         close(before.refine().margins(y[keep]), margins[keep])
 
 
-def test_what_enters_each_activation_is_named() -> None:
+def test_intermediate_bounds_have_names() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     found = dict(intermediate(crown(net, wide_box(2, 3))))
     assert list(found) == ["layer '0' (linear)", "layer '2' (linear)"]
@@ -189,7 +189,7 @@ def test_what_enters_each_activation_is_named() -> None:
 
 
 @torch.no_grad()
-def test_a_value_that_enters_two_activations_is_refined_for_both() -> None:
+def test_shared_pre_activation_is_refined() -> None:
     torch.manual_seed(0)
     first, second = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
 
@@ -205,7 +205,7 @@ def test_a_value_that_enters_two_activations_is_refined_for_both() -> None:
     assert_inside(net(members(box, 2000)), after)
 
 
-# ---- what once was wrong, or easily is
+# ---- regressions and edge cases
 
 
 CASES: list[tuple[str, Forward, tuple[int, ...]]] = [
@@ -240,7 +240,7 @@ def written_later(x: Any) -> Any:
 
 
 @pytest.mark.parametrize(("net", "shape"), [pytest.param(net, shape, id=name) for name, net, shape in CASES])
-def test_odd_networks_are_bounded_soundly(net: Forward, shape: tuple[int, ...]) -> None:
+def test_bounds_of_unusual_networks_are_sound(net: Forward, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     slack = 1e-6 if "float" in net.__code__.co_names else 0.0
     box = wide_box(*shape)
@@ -257,8 +257,8 @@ def test_odd_networks_are_bounded_soundly(net: Forward, shape: tuple[int, ...]) 
         bounds.refine()
 
 
-def test_overflow_proves_nothing() -> None:
-    """Bounds that became NaN or infinite must not turn into finite margins."""
+def test_overflow_gives_no_finite_margins() -> None:
+    """NaN or infinite bounds must not become finite margins."""
     net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
     with torch.no_grad():
         for p in net.parameters():
@@ -281,7 +281,7 @@ def test_autocast_does_not_round_the_bounds() -> None:
 
 @pytest.mark.parametrize("kind", ["fc", "conv", "residual", "pooling", "batchnorm", "smooth conv", "functional"])
 def test_gradients_of_the_margins(kind: str) -> None:
-    """As finite differences have them, also through operations that go back by their own backward pass."""
+    """They equal finite differences, also for operations that are carried back by autograd."""
     net, box, y = some(3, 2, 0.2, kind)
     names, values = zip(*net.named_parameters(), strict=True)
 
@@ -322,7 +322,7 @@ def test_gradients_through_average_pooling_batchnorm_and_refined_bounds() -> Non
         torch.testing.assert_close((found * place.view_as(start)).sum(), slope, rtol=1e-5, atol=1e-6)
 
 
-# ---- what they cannot do
+# ---- unsupported networks
 
 NOISE = torch.linspace(-1, 1, 15, dtype=torch.float64).view(3, 5)
 
@@ -359,11 +359,11 @@ class Counting(nn.Module):
         (lambda x: F.gelu(x), "gelu"),
         (lambda x: F.softplus(x), "softplus has no linear bounds"),
         (lambda x: x.abs(), "abs has no linear bounds"),
-        (lambda x: F.leaky_relu(x, -0.2), "slopes from 0 to 1 alone"),
+        (lambda x: F.leaky_relu(x, -0.2), "only for slopes from 0 to 1"),
         (lambda x: F.hardtanh(x), "hardtanh has no linear bounds"),
         (lambda x: x * x, "product of two"),
         (lambda x: F.max_pool1d(x.unsqueeze(1), 2).flatten(1), "no linear bounds"),
-        (lambda x: F.max_pool2d(x.unsqueeze(1), (1, 2)).flatten(1), r"not \(B, C, H, W\)"),
+        (lambda x: F.max_pool2d(x.unsqueeze(1), (1, 2)).flatten(1), r"only for inputs \(B, C, H, W\)"),
         (lambda x: F.max_pool2d(x[:, None, None], (1, 2), ceil_mode=True).flatten(1), "ceil_mode"),
         (through_a_view, "in place"),
         (constant_through_a_view, "written in place through another view"),
@@ -371,7 +371,7 @@ class Counting(nn.Module):
         (lambda x: x - x.mean(0), "between the images|axis 0"),
         (lambda x: x.flip(0), "between the images"),
         (lambda x: x.view(-1, 1), "between the images"),
-        (lambda x: x + NOISE, "takes 3 images, but not 15"),
+        (lambda x: x + NOISE, "accepts 3 images but not 15"),
         (lambda x: (F.relu(x) * NOISE).mean(1, keepdim=True), "does not treat all images alike"),
         (lambda x: x * torch.arange(x.shape[0]).double().unsqueeze(1), "does not treat all images alike"),
         (lambda x: x * x.shape[0], "does not treat all images alike"),
@@ -381,14 +381,14 @@ class Counting(nn.Module):
         (lambda x: x if x else -x, "can't be replayed"),
     ],
 )
-def test_what_has_no_linear_bounds_is_refused(net: Forward, words: str) -> None:
+def test_unsupported_networks_are_refused(net: Forward, words: str) -> None:
     box = wide_box(3, 5)
     with pytest.raises(UserError, match=words):
         LinearBounds(Lambda(net), box).output()
 
 
 @pytest.mark.parametrize("name", [name for name in MOVING if name != "matrix @ box"])
-def test_what_moves_elements_between_images_is_refused(name: str) -> None:
+def test_moving_elements_between_images_is_refused(name: str) -> None:
     _, net, shape = next(row for row in AFFINE if row[0] == name)
     with pytest.raises(UserError, match="between the images"):
         LinearBounds(Lambda(ready(net)), wide_box(*shape))

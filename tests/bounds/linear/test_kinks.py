@@ -1,4 +1,4 @@
-"""Kinks: a network is an affine function of its input and of the outputs of its kinks, which the bounds contain."""
+"""Kinks: a network is a linear function of its input and of the outputs of its kinks, which lie within their bounds."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from advibp.bounds.box import Box
 from advibp.bounds.domain import UnsupportedOperation
 from advibp.bounds.linear.crown import LinearBounds, crown
-from advibp.bounds.linear.kinks import Bends, Choices, Kinks
+from advibp.bounds.linear.kinks import Kinks, UndecidedWindows, UnstableRelus
 
 KINDS = ("fc", "conv", "residual", "pooling", "batchnorm")
 
 
 def values_of_kinks(kinks: Kinks, x: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
-    """What the kinks really give at one point (1, ...), and all values of the tape."""
+    """Return the outputs of the kinks at one point (1, ...), and all values of the tape."""
     values = dict(kinks.bounds.tape.trace(x))
     values = {index: value for index, value in values.items() if isinstance(value, Tensor)}
     found = [values[number].flatten()[k.outputs] for number, k in kinks.of.items()]
@@ -28,7 +28,7 @@ def values_of_kinks(kinks: Kinks, x: Tensor) -> tuple[Tensor, dict[int, Tensor]]
 @settings(max_examples=30)
 @given(seed=st.integers(0, 10_000), kind=st.sampled_from(KINDS), eps=st.floats(0.01, 0.5))
 @torch.no_grad()
-def test_every_value_is_linear_in_the_input_and_the_kinks(seed: int, kind: str, eps: float) -> None:
+def test_values_are_linear_in_input_and_kinks(seed: int, kind: str, eps: float) -> None:
     made = network(seed, kind)
     dice = torch.Generator().manual_seed(seed)
     x = torch.rand(1, *made.shape, generator=dice, dtype=torch.float64)
@@ -41,8 +41,8 @@ def test_every_value_is_linear_in_the_input_and_the_kinks(seed: int, kind: str, 
     ways = kinks.linear(kinks.bounds.tape.output, torch.eye(output.shape[1], dtype=torch.float64))
     assert torch.allclose(ways.inputs @ point.flatten() + ways.kinks @ v + ways.constants, output[0])
     for found in kinks.of.values():
-        if isinstance(found, Bends) and found.entering and len(found.elements):
-            ways = kinks.elements(found.entering, found.elements)
+        if isinstance(found, UnstableRelus) and found.pre_activation and len(found.elements):
+            ways = kinks.elements(found.pre_activation, found.elements)
             z = ways.inputs @ point.flatten() + ways.kinks @ v + ways.constants
             assert (found.lower - 1e-9 <= z).all()
             assert (z <= found.upper + 1e-9).all()
@@ -51,22 +51,22 @@ def test_every_value_is_linear_in_the_input_and_the_kinks(seed: int, kind: str, 
 
 
 @torch.no_grad()
-def test_a_window_chooses_among_those_that_may_be_largest() -> None:
+def test_windows_list_possible_maxima() -> None:
     net = nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1, 2)).double()
     x = torch.tensor([[[[0.0, 0.5], [0.55, 0.6]]]], dtype=torch.float64)
     kinks = Kinks(LinearBounds(net, Box.ball(x, 0.1, None)))
     (choices,) = kinks.of.values()
-    assert isinstance(choices, Choices)
-    assert [e.tolist() for e in choices.elements] == [[1, 2, 3]]  # 0.1 at most is below 0.5 at least
+    assert isinstance(choices, UndecidedWindows)
+    assert [e.tolist() for e in choices.elements] == [[1, 2, 3]]  # element 0 is at most 0.1, another one at least 0.5
     certain = Kinks(LinearBounds(net, Box.ball(x, 0.02, None)))
     assert certain.count == 0
 
 
 @torch.no_grad()
-def test_what_is_decided_is_no_kink() -> None:
+def test_stable_relus_are_not_kinks() -> None:
     net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)).double()
     net[0].weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
-    net[0].bias.copy_(torch.tensor([-0.5, -2.0, 3.0]))  # undecided, off, on
+    net[0].bias.copy_(torch.tensor([-0.5, -2.0, 3.0]))  # unstable, inactive, active
     kinks = Kinks(LinearBounds(net, Box.ball(torch.full((1, 2), 0.5).double(), 0.2)))
     assert kinks.count == 1
     way = kinks.linear(kinks.bounds.tape.output, torch.tensor([[1.0, 0.0]]).double())
@@ -76,13 +76,13 @@ def test_what_is_decided_is_no_kink() -> None:
     assert torch.allclose(way.constants, net[2].bias[:1] + 3 * weight[2])
 
 
-def test_what_is_curved_is_refused() -> None:
+def test_activations_that_are_not_piecewise_linear_are_refused() -> None:
     net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)).double()
-    with pytest.raises(UnsupportedOperation, match=r"'1' \(tanh\) is curved.*crown"):
+    with pytest.raises(UnsupportedOperation, match=r"'1' \(tanh\) is not piecewise linear.*crown"):
         Kinks(LinearBounds(net, Box.ball(torch.rand(1, 2).double(), 0.1)))
 
 
 def test_several_images_are_refused() -> None:
     net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)).double()
-    with pytest.raises(UnsupportedOperation, match="of one image, not of 2"):
+    with pytest.raises(UnsupportedOperation, match="for one image, not for 2"):
         Kinks(LinearBounds(net, Box.ball(torch.rand(2, 2).double(), 0.1)))

@@ -1,4 +1,4 @@
-"""Lines: both enclose their activation all over its interval, however odd the interval."""
+"""Relaxations: both lines enclose the activation over the whole interval."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from advibp.bounds.linear.relaxation import ACTIVATIONS, Lines, crossing, leaky_relu, max_pool2d, relu
+from advibp.bounds.linear.relaxation import ACTIVATIONS, LinearRelaxation, is_unstable, leaky_relu, max_pool2d, relu
 from advibp.errors import UserError
 
-FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[..., Lines]]] = {
+FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[..., LinearRelaxation]]] = {
     "relu": (F.relu, relu),
     "leaky relu": (lambda x: F.leaky_relu(x, 0.2), lambda low, up: leaky_relu(low, up, 0.2)),
     "leaky relu by default": (F.leaky_relu, leaky_relu),
@@ -36,7 +36,7 @@ def double(*numbers: float) -> Tensor:
 
 
 def grid(lower: float, upper: float) -> Tensor:
-    """Points of an interval, dense at its ends and about 0."""
+    """Return points of an interval, dense at its ends and near 0."""
     shares = torch.cat([torch.linspace(0, 1, 2001), torch.logspace(-12, 0, 200), 1 - torch.logspace(-12, 0, 200)])
     near = torch.cat([torch.linspace(-8, 8, 801), torch.logspace(-9, 2, 200), -torch.logspace(-9, 2, 200)])
     return torch.cat([lower + shares.double() * (upper - lower), near.double()]).clamp(lower, upper)
@@ -55,40 +55,42 @@ def test_lines_enclose_their_activation(name: str, one: float, other: float) -> 
     lower, upper = sorted((one, other))
     lines = relaxed(double(lower), double(upper))
     x = grid(lower, upper)
-    shift = 0.0 if lines.low_shift is None else lines.low_shift
-    below, above = lines.low_slope * x + shift, lines.up_slope * x + lines.up_shift
-    for slope, line in ((lines.low_slope, f(x) - below), (lines.up_slope, above - f(x))):
+    shift = 0.0 if lines.lower_intercept is None else lines.lower_intercept
+    below, above = lines.lower_slope * x + shift, lines.upper_slope * x + lines.upper_intercept
+    for slope, line in ((lines.lower_slope, f(x) - below), (lines.upper_slope, above - f(x))):
         assert (line >= -1e-13 * (1 + slope * max(-lower, upper))).all()
-    if lines.free is not None and bool(lines.free):  # any slope in the span will do
-        for slope in torch.linspace(*lines.span, 5, dtype=torch.float64):
+    if lines.free is not None and bool(lines.free):  # any slope in the range is sound
+        for slope in torch.linspace(*lines.slope_range, 5, dtype=torch.float64):
             assert (slope * x + shift <= f(x) + 1e-12 * x.abs()).all()
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-9, 1.0, 1e9, 1e150])
-def test_the_chord_of_a_relu_meets_it_at_both_ends(scale: float) -> None:
+def test_upper_line_of_relu_is_the_chord(scale: float) -> None:
     lower, upper = double(-2.0) * scale, double(0.5) * scale
     lines = leaky_relu(lower, upper, 0.25)
     for x in (lower, upper):
-        torch.testing.assert_close((lines.up_slope * x + lines.up_shift) / scale, F.leaky_relu(x, 0.25) / scale)
+        torch.testing.assert_close(
+            (lines.upper_slope * x + lines.upper_intercept) / scale, F.leaky_relu(x, 0.25) / scale
+        )
 
 
 @pytest.mark.parametrize(("lower", "upper", "slope"), [(-1.0, 1.5, 1.0), (-1.5, 1.0, 0.0), (-1.0, 1.0, 0.0)])
-def test_the_lower_line_of_a_relu_leaves_the_smaller_area(lower: float, upper: float, slope: float) -> None:
-    assert relu(double(lower), double(upper)).low_slope.item() == slope
+def test_lower_line_of_relu_has_the_smaller_area(lower: float, upper: float, slope: float) -> None:
+    assert relu(double(lower), double(upper)).lower_slope.item() == slope
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
 @pytest.mark.parametrize("ends", [(torch.nan, torch.nan), (-torch.inf, torch.inf), (torch.nan, 1.0), (-1.0, torch.nan)])
-def test_bounds_that_say_nothing_prove_nothing(name: str, ends: tuple[float, float]) -> None:
-    """A neuron of which nothing is known must not pass for one that is off."""
+def test_nan_and_infinite_bounds(name: str, ends: tuple[float, float]) -> None:
+    """A neuron with NaN or infinite bounds must not count as inactive."""
     lines = FUNCTIONS[name][1](double(ends[0]), double(ends[1]))
-    assert name == "identity" or not (lines.up_slope * 5 + lines.up_shift < 5).any()
-    assert crossing(double(ends[0]), double(ends[1])).all()
+    assert name == "identity" or not (lines.upper_slope * 5 + lines.upper_intercept < 5).any()
+    assert is_unstable(double(ends[0]), double(ends[1])).all()
 
 
 @pytest.mark.parametrize("slope", [-0.1, 1.5])
-def test_slopes_for_which_the_chord_is_not_above_are_refused(slope: float) -> None:
-    with pytest.raises(UserError, match="slopes from 0 to 1 alone"):
+def test_unsupported_slopes_are_refused(slope: float) -> None:
+    with pytest.raises(UserError, match="only for slopes from 0 to 1"):
         leaky_relu(double(-1), double(1), slope)
 
 
@@ -107,7 +109,7 @@ POOLS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", POOLS)
 @pytest.mark.parametrize("width", [0.0, 0.1, 3.0])
-def test_the_lines_of_a_max_pool_enclose_it(options: dict[str, Any], width: float) -> None:
+def test_lines_enclose_max_pool(options: dict[str, Any], width: float) -> None:
     torch.manual_seed(0)
     lower = torch.randn(2, 3, 6, 5, dtype=torch.float64)
     upper = lower + width * torch.rand_like(lower) * (torch.rand_like(lower) < 0.8)
@@ -116,7 +118,7 @@ def test_the_lines_of_a_max_pool_enclose_it(options: dict[str, Any], width: floa
         share = torch.rand_like(lower) if corner is None else torch.full_like(lower, corner)
         x = lower + (share if corner is not None else share.round()) * (upper - lower)
         found = F.max_pool2d(x, **options)
-        for row in range(4):  # a random row of coefficients, taken back, is a lower bound of itself
+        for row in range(4):  # a random row, carried back, is a lower bound
             a = torch.randn_like(found) if row else -torch.ones_like(found)
             flat = a.flatten(2).unsqueeze(2)
             back = windows.spread(flat.clamp(min=0) * windows.pick + flat.clamp(max=0) * windows.certain)
@@ -127,9 +129,9 @@ def test_the_lines_of_a_max_pool_enclose_it(options: dict[str, Any], width: floa
 
 
 @pytest.mark.parametrize("options", [{"ceil_mode": True}, {"return_indices": True}])
-def test_pools_without_lines_are_refused(options: dict[str, Any]) -> None:
+def test_unsupported_pools_are_refused(options: dict[str, Any]) -> None:
     x = torch.zeros(1, 1, 5, 5)
-    with pytest.raises(UserError, match="no linear bounds"):
+    with pytest.raises(UserError, match="linear bounds only for"):
         max_pool2d(x, x, 2, **options)
-    with pytest.raises(UserError, match=r"not \(B, C, H, W\)"):
+    with pytest.raises(UserError, match=r"only for inputs \(B, C, H, W\)"):
         max_pool2d(x[0], x[0], 2)

@@ -99,11 +99,11 @@ def test_both_sides_of_a_split_give_the_minimum(seed: int, eps: float) -> None:
     bends = [b for b in kinks.of.values() if len(b.outputs)]
     if not bends:
         return
-    entering, element = bends[-1].entering, int(bends[-1].elements[0])
+    entering, element = bends[-1].pre_activation, int(bends[-1].elements[0])
     halves = []
     for positive in (True, False):
         half = bounds.take(torch.tensor([0]))
-        lower, upper = (end.clone() for end in half.boxes[entering])
+        lower, upper = (end.clone() for end in half.intermediate_bounds[entering])
         (lower if positive else upper).view(-1)[element] = 0.0
         half.tighten(entering, lower, upper)
         inside = Kinks(half)
@@ -143,8 +143,8 @@ def test_an_infeasible_split_has_an_infinite_minimum() -> None:
         net[0].weight.copy_(torch.tensor([[1.0], [-1.0]]))
         net[0].bias.copy_(torch.tensor([-0.5, 0.4]))  # x > 0.5, x < 0.4
         bounds = LinearBounds(net, Box.ball(torch.tensor([[0.5]]).double(), 0.5))
-        entering = next(iter(bounds.boxes))
-        lower, upper = (end.clone() for end in bounds.boxes[entering])
+        entering = next(iter(bounds.intermediate_bounds))
+        lower, upper = (end.clone() for end in bounds.intermediate_bounds[entering])
         bounds.tighten(entering, lower.clamp(min=0), upper)
         kinks = Kinks(bounds)
         program = Program(

@@ -32,7 +32,7 @@ def test_refinezono_is_sound_and_no_looser_than_linear_bounds(
     with torch.no_grad():
         for point in points[:20].split(1):
             values = {i: v.clone() for i, v in asked.bounds.tape.trace(point.clone()) if isinstance(v, torch.Tensor)}
-            for index, (lower, upper) in asked.bounds.boxes.items():
+            for index, (lower, upper) in asked.bounds.intermediate_bounds.items():
                 if index:
                     assert (values[index] >= lower - 1e-6).all()
                     assert (values[index] <= upper + 1e-6).all()

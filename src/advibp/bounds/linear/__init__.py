@@ -1,1 +1,1 @@
-"""Linear bounds by a backward pass over a recorded graph."""
+"""Linear bounds of a network by a backward pass over its recorded graph."""

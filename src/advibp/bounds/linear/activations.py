@@ -1,8 +1,12 @@
-"""The way back through activations: a coefficient takes the lower line where it is positive, the upper where negative.
+"""The backward pass through activations.
 
-Coefficients come as A (b, k, ...): k rows for each of b images. This is where training by linear bounds spends most of
-its time outside of convolutions, so the passes over A are counted: with negative = min(A, 0) the result is
-A low_slope + negative (up_slope - low_slope), whose backward pass needs `negative` alone.
+A positive coefficient of an activation's output takes the lower line of its relaxation, a negative one the upper line.
+Coefficients are A (b, k, ...): k rows for each of b images. With negative = min(A, 0) the result is
+
+    A lower_slope + negative (upper_slope - lower_slope)
+
+and its gradient needs only `negative`. Outside of convolutions, training by linear bounds spends most of its time here,
+so the number of passes over A is kept small.
 """
 
 from __future__ import annotations
@@ -13,62 +17,85 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from advibp.bounds.linear.relaxation import Lines, Windows
+from advibp.bounds.linear.relaxation import LinearRelaxation, MaxPoolRelaxation
 
 
-def through_lines(lines: Lines, a: Tensor) -> tuple[Tensor, Tensor]:
-    """A (b, k, ...) after an activation, lines (b, 1, ...) or (b, k, ...) -> A before it, and constants (b, k)."""
-    low_shift, up_shift = lines.low_shift, lines.up_shift
-    if low_shift is None:
-        return _Through.apply(a, lines.low_slope, lines.up_slope - lines.low_slope, up_shift)
-    before, constant = _Through.apply(a, lines.low_slope, lines.up_slope - lines.low_slope, up_shift - low_shift)
-    return before, constant + dot(a, low_shift)
+def backward_relaxation(relaxation: LinearRelaxation, a: Tensor) -> tuple[Tensor, Tensor]:
+    """Carry coefficients back through the relaxation of an activation.
+
+    Args:
+        lines: the relaxation, (b, 1, ...) or (b, k, ...).
+        a: coefficients A (b, k, ...) of the activation's output.
+
+    Returns:
+        Coefficients (b, k, ...) of its input, and constants (b, k).
+    """
+    lower_intercept, upper_intercept = relaxation.lower_intercept, relaxation.upper_intercept
+    if lower_intercept is None:
+        return _BackwardRelaxation.apply(
+            a, relaxation.lower_slope, relaxation.upper_slope - relaxation.lower_slope, upper_intercept
+        )
+    before, constant = _BackwardRelaxation.apply(
+        a, relaxation.lower_slope, relaxation.upper_slope - relaxation.lower_slope, upper_intercept - lower_intercept
+    )
+    return before, constant + dot(a, lower_intercept)
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
-    """Row by row: (b, k, ...) and (b, 1, ...) or (b, k, ...) -> (b, k)."""
+    """Return the dot product of each row: (b, k, ...) and (b, 1, ...) or (b, k, ...) -> (b, k)."""
     if b.shape[1] == a.shape[1]:
         return (a * b).reshape(*a.shape[:2], -1).sum(2)
     return torch.bmm(a.reshape(*a.shape[:2], -1), b.reshape(len(b), -1, 1)).squeeze(2)
 
 
-class _Through(torch.autograd.Function):
-    """A low + min(A, 0) more, and the constants min(A, 0) . shift."""
+class _BackwardRelaxation(torch.autograd.Function):
+    """Compute A lower_slope + min(A, 0) difference, and the constants min(A, 0) . intercept."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, low: Tensor, more: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, a: Tensor, lower_slope: Tensor, difference: Tensor, intercept: Tensor
+    ) -> tuple[Tensor, Tensor]:
         negative = a.clamp(max=0)
-        ctx.save_for_backward(negative, low, more, shift, a if ctx.needs_input_grad[1] else None)
-        return torch.addcmul(a * low, negative, more), dot(negative, shift)
+        ctx.save_for_backward(negative, lower_slope, difference, intercept, a if ctx.needs_input_grad[1] else None)
+        return torch.addcmul(a * lower_slope, negative, difference), dot(negative, intercept)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, to_a: Tensor, to_constant: Tensor) -> tuple[Tensor | None, ...]:
-        negative, low, more, shift, a = ctx.saved_tensors
-        per_row = to_constant.view(*to_constant.shape, *[1] * (to_a.dim() - 2))
-        to_low = None if a is None else _summed(a * to_a, low)
-        to_more = _summed(negative * to_a, more) if ctx.needs_input_grad[2] else None
-        to_shift = _weighted(negative, to_constant, shift) if ctx.needs_input_grad[3] else None
-        slope = to_a * more
-        slope.addcmul_(per_row, shift).mul_(negative < 0)
-        return slope.addcmul_(to_a, low), to_low, to_more, to_shift
+    def backward(ctx: Any, grad_a: Tensor, grad_constant: Tensor) -> tuple[Tensor | None, ...]:
+        negative, lower_slope, difference, intercept, a = ctx.saved_tensors
+        per_row = grad_constant.view(*grad_constant.shape, *[1] * (grad_a.dim() - 2))
+        grad_slope = None if a is None else _sum_rows(a * grad_a, lower_slope)
+        grad_difference = _sum_rows(negative * grad_a, difference) if ctx.needs_input_grad[2] else None
+        grad_intercept = _weight_rows(negative, grad_constant, intercept) if ctx.needs_input_grad[3] else None
+        grad = grad_a * difference
+        grad.addcmul_(per_row, intercept).mul_(negative < 0)
+        return grad.addcmul_(grad_a, lower_slope), grad_slope, grad_difference, grad_intercept
 
 
-def _summed(per_row: Tensor, like: Tensor) -> Tensor:
-    """(b, k, ...) -> (b, 1, ...) where all rows of an image share a line."""
+def _sum_rows(per_row: Tensor, like: Tensor) -> Tensor:
+    """Sum (b, k, ...) over rows to (b, 1, ...) if all rows of an image share a line."""
     return per_row if per_row.shape == like.shape else per_row.sum(1, keepdim=True)
 
 
-def _weighted(rows: Tensor, weights: Tensor, like: Tensor) -> Tensor:
+def _weight_rows(rows: Tensor, weights: Tensor, like: Tensor) -> Tensor:
+    """Return rows times weights (b, k), summed over rows if all rows of an image share a line."""
     if rows.shape == like.shape:
         return rows * weights.view(*weights.shape, *[1] * (rows.dim() - 2))
     return torch.bmm(weights.unsqueeze(1), rows.reshape(*rows.shape[:2], -1)).view(like.shape)
 
 
-def through_windows(lines: Windows, a: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for max pooling: A (R, C, ...), lines of as many rows -> A before it, and constants (R,)."""
+def backward_max_pool(relaxation: MaxPoolRelaxation, a: Tensor) -> tuple[Tensor, Tensor]:
+    """Carry coefficients back through the relaxation of max pooling.
+
+    Args:
+        lines: the relaxation, with as many rows as A.
+        a: coefficients A (R, C, ...) of the pooling's output.
+
+    Returns:
+        Coefficients (R, C, H, W) of its input, and constants (R,).
+    """
     a = a.flatten(2).unsqueeze(2)  # (R, C, 1, L)
     positive, negative = a.clamp(min=0), a.clamp(max=0)
-    spread = lines.spread(positive * lines.pick + negative * lines.certain)
-    above = negative.squeeze(2) * lines.ceiling * (1 - lines.certain.sum(2))
-    return spread, above.flatten(1).sum(1)
+    spread = relaxation.spread(positive * relaxation.pick + negative * relaxation.certain)
+    constant = negative.squeeze(2) * relaxation.ceiling * (1 - relaxation.certain.sum(2))
+    return spread, constant.flatten(1).sum(1)

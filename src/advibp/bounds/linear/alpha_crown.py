@@ -1,6 +1,6 @@
-"""alpha-CROWN (Xu et al. 2021): the slopes of the lower lines as variables, moved to where the bound is highest.
+"""alpha-CROWN (Xu et al. 2021): optimize the slopes alpha of the lower lines of unstable neurons.
 
-Any slope in the span of a crossing neuron gives a sound bound.
+Every alpha in the slope range of an unstable neuron gives a sound bound.
 """
 
 from __future__ import annotations
@@ -10,33 +10,54 @@ from torch import Tensor
 
 from advibp.bounds.linear.ascent import Variable, ascend
 from advibp.bounds.linear.crown import LinearBounds
-from advibp.bounds.linear.relaxation import Lines
+from advibp.bounds.linear.relaxation import LinearRelaxation
 
 
 def alpha_margins(bounds: LinearBounds, y: Tensor, *, steps: int = 20, lr: float = 0.25) -> Tensor:
-    """Lower bounds (B, K) of the margins, optimised for those that are not above 0 yet; never below CROWN's."""
+    """Compute lower bounds of the margins, optimized where CROWN's are not above 0. They are never below CROWN's.
+
+    Args:
+        bounds: linear bounds of the network.
+        y: labels (B,).
+        steps: steps of the optimization. Default: 20.
+        lr: learning rate. Default: 0.25.
+
+    Returns:
+        Lower bounds (B, K) of z_y - z_k.
+
+    Example:
+        >>> import torch
+        >>> from advibp import Box, nets
+        >>> from advibp.bounds import crown
+        >>> from advibp.bounds.linear.alpha_crown import alpha_margins
+        >>> net, y = nets.build("FC 8", (1, 3, 3), 3, seed=0), torch.tensor([0, 1])
+        >>> bounds = crown(net, Box.ball(torch.rand(2, 1, 3, 3), 0.1))
+        >>> bool((alpha_margins(bounds, y) >= bounds.margins(y)).all())
+        True
+    """
     with torch.no_grad():
         margins = bounds.margins(y)
     rows, others, image = bounds.margin_rows(y)
     best = margins.gather(1, others).flatten()
-    for some in torch.nonzero(best <= 0).flatten().split(bounds.at_once):
-        if len(some):
-            found = _optimise(bounds, rows[some], image[some], steps, lr)
-            best[some] = torch.fmax(best[some], found)  # a NaN is no bound
+    for chosen in torch.nonzero(best <= 0).flatten().split(bounds.at_once):
+        if len(chosen):
+            optimized = _optimize(bounds, rows[chosen], image[chosen], steps, lr)
+            best[chosen] = torch.fmax(best[chosen], optimized)  # ignores NaN
     return margins.scatter(1, others, best.view(others.shape))
 
 
-def _optimise(bounds: LinearBounds, a: Tensor, image: Tensor, steps: int, lr: float) -> Tensor:
-    every = {index: bounds.lines(index) for index in bounds.activations}
+def _optimize(bounds: LinearBounds, a: Tensor, image: Tensor, steps: int, lr: float) -> Tensor:
+    """Return optimized lower bounds (R,) of the rows of A (R, K); -inf if there is nothing to optimize."""
+    relaxations = {index: bounds.relaxation(index) for index in bounds.activations}
     slopes = {
-        index: Variable(lines.low_slope[image], lines.free[image], lines.span)
-        for index, lines in every.items()
-        if isinstance(lines, Lines) and lines.free is not None
+        index: Variable(relaxation.lower_slope[image], relaxation.free[image], relaxation.slope_range)
+        for index, relaxation in relaxations.items()
+        if isinstance(relaxation, LinearRelaxation) and relaxation.free is not None
     }
     if not slopes:
         return a.new_full((len(a),), -torch.inf)
 
-    def lower(numbers: list[Tensor]) -> Tensor:
-        return bounds.lower(bounds.tape.output, a, image, dict(zip(slopes, numbers, strict=True)))
+    def lower(values: list[Tensor]) -> Tensor:
+        return bounds.lower(bounds.tape.output, a, image, dict(zip(slopes, values, strict=True)))
 
     return ascend(lower, list(slopes.values()), steps=steps, lr=lr).bounds

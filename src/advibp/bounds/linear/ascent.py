@@ -1,6 +1,6 @@
-"""The ascent to the highest of many bounds: one for each row, by whatever numbers the row is free to choose.
+"""Maximize many lower bounds, one per row, over their free parameters.
 
-Any choice within the spans yields a sound bound, so the best iterate of each row is kept, whatever the way there was.
+Every choice of the parameters within their limits gives a sound bound. The best iterate of each row is therefore kept.
 """
 
 from __future__ import annotations
@@ -15,18 +15,24 @@ from torch import Tensor
 
 
 class Variable(NamedTuple):
-    """Numbers (R, ...) where the ascent starts, of which those marked `free` may move within the span."""
+    """Parameters of the rows.
+
+    Attributes:
+        start: initial values (R, ...).
+        free: which of them may change, (R, ...) or broadcastable.
+        limits: (smallest, largest) value.
+    """
 
     start: Tensor
     free: Tensor
-    span: tuple[float, float]
+    limits: tuple[float, float]
 
 
-class Highest(NamedTuple):
-    """The highest bounds (R,) found, and the numbers (R, ...) of each variable that led to them."""
+class AscentResult(NamedTuple):
+    """The highest bounds (R,), and for each variable the values (R, ...) that gave them."""
 
     bounds: Tensor
-    at: list[Tensor]
+    values: list[Tensor]
 
 
 def ascend(
@@ -37,35 +43,43 @@ def ascend(
     lr: float,
     enough: float = 0.0,
     deadline: float = math.inf,
-) -> Highest:
-    """By Adam, from `lower`(numbers of each variable) -> bounds (R,), until all are above `enough`.
+) -> AscentResult:
+    """Maximize the bounds by Adam.
 
-    A NaN is no bound: a row that has none other gets -inf. After the deadline, a time of `time.monotonic`, there is
-    only the first evaluation.
+    Args:
+        lower: maps the values of each variable to bounds (R,).
+        variables: the variables.
+        steps: maximal number of steps.
+        lr: learning rate of the first step; it decays by 0.95 per step.
+        enough: stop when all bounds are above this number. A row above it does not change any more.
+        deadline: a time of `time.monotonic`. After it only the first evaluation is made.
+
+    Returns:
+        The best bounds and values of each row. A NaN does not count as a bound: a row without another bound gets -inf.
     """
-    numbers = [v.start.detach().clone().clamp_(*v.span).requires_grad_() for v in variables]
-    optimizer = torch.optim.Adam(numbers, lr=lr, maximize=True)
-    best, at = None, [n.detach().clone() for n in numbers]
+    values = [v.start.detach().clone().clamp_(*v.limits).requires_grad_() for v in variables]
+    optimizer = torch.optim.Adam(values, lr=lr, maximize=True)
+    best, best_values = None, [n.detach().clone() for n in values]
     for step in range(steps + 1):
         with torch.enable_grad():
-            found = lower(numbers)
-        value = found.detach()
-        best = torch.full_like(value, -torch.inf) if best is None else best
-        # A row that is proved stays as it is, so that it does not depend on how long others take.
-        better = (value > best) & ~(best > enough)
-        best = torch.where(better, value, best)
-        for kept, number in zip(at, numbers, strict=True):
-            kept[better] = number.detach()[better]
-        over = step == steps or bool((best > enough).all()) or time.monotonic() > deadline
-        if over or not found.requires_grad:  # (nothing depends on a choice)
+            bounds = lower(values)
+        detached = bounds.detach()
+        best = torch.full_like(detached, -torch.inf) if best is None else best
+        # A proved row does not change, so that its result does not depend on the other rows.
+        better = (detached > best) & ~(best > enough)
+        best = torch.where(better, detached, best)
+        for best_value, value in zip(best_values, values, strict=True):
+            best_value[better] = value.detach()[better]
+        done = step == steps or bool((best > enough).all()) or time.monotonic() > deadline
+        if done or not bounds.requires_grad:  # the bounds do not depend on the variables
             break
-        grads = torch.autograd.grad(found, numbers, torch.ones_like(found), allow_unused=True)
-        for number, grad, variable in zip(numbers, grads, variables, strict=True):
-            number.grad = None if grad is None else grad * variable.free
+        grads = torch.autograd.grad(bounds, values, torch.ones_like(bounds), allow_unused=True)
+        for value, grad, variable in zip(values, grads, variables, strict=True):
+            value.grad = None if grad is None else grad * variable.free
         optimizer.step()
         optimizer.param_groups[0]["lr"] *= 0.95
         with torch.no_grad():
-            for number, variable in zip(numbers, variables, strict=True):
-                number.clamp_(*variable.span)
+            for value, variable in zip(values, variables, strict=True):
+                value.clamp_(*variable.limits)
     assert best is not None
-    return Highest(best, at)
+    return AscentResult(best, best_values)

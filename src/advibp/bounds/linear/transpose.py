@@ -1,7 +1,7 @@
-"""Linear functions of a node's value, taken back to the values it was computed from.
+"""The backward pass through affine operations.
 
-A row of A is one linear function sum_j A_j z_j of a value z. If z = M x + c then it is the function A M of x, plus A c.
-The matrix M is never built: A M is what a backward pass computes.
+A row of A is a linear function sum_j A_j z_j of a value z. If z = M x + c, it is the function A M of x plus the
+constant A c. The matrix M is never built: A M is computed by the transposed operation.
 """
 
 from __future__ import annotations
@@ -21,34 +21,46 @@ from advibp.bounds.graph.nodes import Node, Ref, leaves_of, map_leaves
 from advibp.bounds.graph.tape import Tape
 from advibp.errors import UserError
 
-#: Rules of Box that say of an operation: it is affine in its one or two values, and
-#: an element of its result may depend on several of the input.
+#: Names of Box's rules for affine operations whose result may depend on several elements of the input.
 _MIXING_RULES = {"affine", "linear", "matmul", "positive", "interpolate"}
 _AFFINE_RULES = _MIXING_RULES | {
     "batch_norm", "add", "sub", "rsub", "neg", "mul", "div", "pad", "join", "view", "to", "dropout",
 }  # fmt: skip
-#: What leaves the elements in their order.
+#: Operations that keep the order of the elements.
 _RESHAPING = frozenset(spellings("flatten reshape view unflatten squeeze unsqueeze contiguous detach data"))
 _CONV2D = frozenset(spellings("conv2d"))
 
 
 def is_affine(node: Node) -> bool:
+    """Return whether a node is an affine operation."""
     return node.func is operator.getitem or rule_of(node) in _AFFINE_RULES
 
 
-def mixes(node: Node) -> bool:
-    """Whether an element of the result may depend on several of the input: after two such, boxes are not exact."""
+def mixes_elements(node: Node) -> bool:
+    """Return whether an element of the result may depend on several elements of the input."""
     return rule_of(node) in _MIXING_RULES or not is_affine(node)
 
 
 def rule_of(node: Node) -> str:
-    """The name of Box's rule for a node's operation."""
+    """Return the name of Box's rule for a node's operation."""
     return getattr(RULES.get(node.func), "__name__", "") if node.func else ""
 
 
-def take_back(node: Node, a: Any, shape: torch.Size | None, precise: bool = False) -> tuple[Tensor, Tensor] | None:
-    """A (R, ...) at the value of `node` -> A at the one value it used, of this shape (R, ...), and the constants A c
-    (R,), `precise` in double precision. None for what is no common layer: `Rows` do that."""
+def backward_affine(
+    node: Node, a: Any, shape: torch.Size | None, precise: bool = False
+) -> tuple[Tensor, Tensor] | None:
+    """Carry coefficients back through a common layer.
+
+    Args:
+        node: the operation.
+        a: coefficients A (R, ...) of its value.
+        shape: shape (R, ...) of the value that it used.
+        precise: whether constants are computed in float64.
+
+    Returns:
+        Coefficients (R, ...) of the value that it used, and the constants A c (R,). None if the operation is not a
+        reshape, a linear layer or a 2d convolution; `RowTape` handles those.
+    """
     if len(node.refs) != 1 or shape is None or not isinstance(a, Tensor):
         return None
     if node.func in _RESHAPING:
@@ -62,7 +74,7 @@ def take_back(node: Node, a: Any, shape: torch.Size | None, precise: bool = Fals
 
 
 def _constants(a: Tensor, bias: Tensor | None, precise: bool) -> Tensor:
-    """A c (R,) for A (R, C, ...) and one number per channel (C,)."""
+    """Return A c (R,) for A (R, C, ...) and one number per channel (C,)."""
     if bias is None:
         return a.new_zeros(len(a))
     dtype = torch.float64 if precise else a.dtype
@@ -70,18 +82,19 @@ def _constants(a: Tensor, bias: Tensor | None, precise: bool) -> Tensor:
 
 
 def _conv2d(node: Node, a: Tensor, shape: torch.Size, precise: bool) -> tuple[Tensor, Tensor] | None:
+    """Carry coefficients back through a 2d convolution by a transposed convolution."""
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    weight, bias, padding = given["weight"], given.get("bias"), given.get("padding", 0)
+    arguments = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    weight, bias, padding = arguments["weight"], arguments.get("bias"), arguments.get("padding", 0)
     if isinstance(padding, str):
         return None
-    stride, padding, dilation = (_pair(v) for v in (given.get("stride", 1), padding, given.get("dilation", 1)))
-    # Pixels at the end that no kernel reached get zeros.
+    stride, padding, dilation = (_pair(v) for v in (arguments.get("stride", 1), padding, arguments.get("dilation", 1)))
+    # Pixels at the end that no kernel covers get zeros.
     missing = [
         shape[d + 2] - ((a.shape[d + 2] - 1) * stride[d] - 2 * padding[d] + dilation[d] * (weight.shape[d + 2] - 1) + 1)
         for d in (0, 1)
     ]
-    back = F.conv_transpose2d(a, weight, None, stride, padding, missing, given.get("groups", 1), dilation)
+    back = F.conv_transpose2d(a, weight, None, stride, padding, missing, arguments.get("groups", 1), dilation)
     return back, _constants(a, bias, precise)
 
 
@@ -90,97 +103,112 @@ def _pair(value: Any) -> tuple[int, int]:
     return values * 2 if len(values) == 1 else values
 
 
-class Rows:
-    """A network recorded anew for so many rows, which any of its affine operations then takes back."""
+class RowTape:
+    """A network recorded for a batch of R rows, which carries coefficients back through any affine operation.
+
+    Args:
+        tape: recording of the network on its batch.
+        record: records the network on another batch.
+        constants: the values of `tape` that do not depend on the input, by node.
+        x: images (B, ...).
+        rows: R.
+    """
 
     def __init__(
         self, tape: Tape, record: Callable[[Tensor], Tape], constants: dict[int, Any], x: Tensor, rows: int
     ) -> None:
-        """tape: of the network on a batch; record: makes one for another batch; constants: of its values those that do
-        not depend on the input; x (B, ...): some images."""
         self._tape, self._constants = tape, constants
         points = x[:1].expand(rows, *x.shape[1:])
         try:
-            self._own = record(points)
+            self._row_tape = record(points)
         except UserError as error:
-            unsupported(f"a network that takes {len(x)} images, but not {rows}, has no linear bounds ({error})")
-        if [node.func for node in self._own.nodes] != [node.func for node in tape.nodes]:
-            unsupported("a network that does other things to another number of images has no linear bounds")
-        self._inputs, self._own_constants = {0: _zeros(points)}, {}
-        for index, value in self._own.trace(points):
-            if self._own.nodes[index].from_input:
+            unsupported(f"a network that accepts {len(x)} images but not {rows} has no linear bounds ({error})")
+        if [node.func for node in self._row_tape.nodes] != [node.func for node in tape.nodes]:
+            unsupported("a network whose operations depend on the number of images has no linear bounds")
+        self._inputs, self._row_constants = {0: _zeros(points)}, {}
+        for index, value in self._row_tape.trace(points):
+            if self._row_tape.nodes[index].from_input:
                 self._inputs[index] = map_leaves(value, _zeros)
             else:
-                self._own_constants[index] = map_leaves(value, copied)
+                self._row_constants[index] = map_leaves(value, copy_constant)
         self._rows, self._images = rows, len(x)
         self._checked: set[int] = set()
 
-    def take_back(self, number: int, a: Any, precise: bool = False) -> tuple[dict[int, Any], Tensor]:
-        """A at the value of a node -> A at each value it used, and the constants A c (R,)."""
+    def backward(self, number: int, a: Any, precise: bool = False) -> tuple[dict[int, Any], Tensor]:
+        """Return the coefficients of each value that a node used, and the constants A c (R,), for A at its value."""
         if number not in self._checked:
             self._check(number)
             self._checked.add(number)
-        node = self._own.nodes[number]
+        node = self._row_tape.nodes[number]
         inputs = {i: self._inputs[i] for i in node.refs if i in self._inputs}
-        return take_back_by_autograd(node, a, inputs, self._own_constants, precise)
+        return backward_by_autograd(node, a, inputs, self._row_constants, precise)
 
     @torch.no_grad()
     def _check(self, number: int) -> None:
-        """Refuse what does not do the same to every image and to every row, as by constants of their own.
+        """Raise if an operation does not treat all images and rows alike, for example because it has constants per
+        image.
 
-        Tried on one image, repeated: an operation that is affine, and keeps images apart, gives itself away.
+        It is applied to one image, repeated: an affine operation that keeps images apart gives the same result for each
+        copy.
         """
-        node, own = self._tape.nodes[number], self._own.nodes[number]
-        one = {i: map_leaves(self._inputs[i], _some_image) for i in own.refs if i in self._inputs}
+        node, row_node = self._tape.nodes[number], self._row_tape.nodes[number]
+        image = {i: map_leaves(self._inputs[i], _some_image) for i in row_node.refs if i in self._inputs}
         results = [
-            list(leaves_of(n.run({**constants, **map_leaves(one, lambda t, k=k: t.repeat(k, *[1] * (t.dim() - 1)))})))  # type: ignore[misc]
-            for n, constants, k in ((node, self._constants, self._images), (own, self._own_constants, self._rows))
+            list(leaves_of(n.run({**constants, **map_leaves(image, lambda t, k=k: t.repeat(k, *[1] * (t.dim() - 1)))})))  # type: ignore[misc]
+            for n, constants, k in ((node, self._constants, self._images), (row_node, self._row_constants, self._rows))
         ]
-        for ours, theirs in zip(*results, strict=True):
-            first = ours[:1]
-            close = 1e-5 * float(first.abs().max()) if first.numel() else 0.0
-            for each, count in ((ours, self._images), (theirs, self._rows)):
+        for of_images, of_rows in zip(*results, strict=True):
+            first = of_images[:1]
+            tolerance = 1e-5 * float(first.abs().max()) if first.numel() else 0.0
+            for each, count in ((of_images, self._images), (of_rows, self._rows)):
                 same = each.shape == (count, *first.shape[1:])
-                if not same or not bool(((each - first).abs() <= close).all()):
+                if not same or not bool(((each - first).abs() <= tolerance).all()):
                     unsupported(
                         f"{self._tape.name(number)} does not treat all images alike, so it has no linear bounds",
-                        "let it depend neither on their number nor on their place in the batch.",
+                        "it must not depend on their number or on their position in the batch.",
                     )
 
 
-def take_back_by_autograd(
+def backward_by_autograd(
     node: Node, a: Any, inputs: dict[int, Any], constants: dict[int, Any], precise: bool = False
 ) -> tuple[dict[int, Any], Tensor]:
-    """`take_back` for any affine operation: its backward pass, at zero, where its value is c.
+    """Carry coefficients back through any affine operation by its backward pass at zero, where its value is c.
 
-    `inputs` holds zeros of the shape (R, ...) of each value that depends on the network's input, `constants` what
-    else it needs. Differentiable in A and in weights.
+    Args:
+        node: the operation.
+        a: coefficients A (R, ...) of its value.
+        inputs: zeros of the shape (R, ...) of each value that depends on the network's input, by node.
+        constants: the other values that it needs, by node.
+        precise: whether constants are computed in float64.
+
+    Returns:
+        Coefficients of each of these values, and the constants A c (R,). Both are differentiable in A and in weights.
     """
-    further = torch.is_grad_enabled()
-    moving = {i: map_leaves(zeros, lambda t: t.clone().requires_grad_()) for i, zeros in inputs.items()}
+    differentiable = torch.is_grad_enabled()
+    variables = {i: map_leaves(zeros, lambda t: t.clone().requires_grad_()) for i, zeros in inputs.items()}
     with torch.enable_grad():
-        # Copies, for the operation may write to its input.
-        offset = replace(node, gradient=True).run({**constants, **map_leaves(moving, torch.clone)})
-    wanted, outputs, rows = list(leaves_of(moving)), list(leaves_of(offset)), list(leaves_of(a))
-    back = iter(torch.autograd.grad(outputs, wanted, rows, create_graph=further, materialize_grads=True))
-    offsets = [c if further else c.detach() for c in outputs]
+        # Copies, because the operation may write to its input.
+        offset = replace(node, gradient=True).run({**constants, **map_leaves(variables, torch.clone)})
+    leaves, outputs, rows = list(leaves_of(variables)), list(leaves_of(offset)), list(leaves_of(a))
+    back = iter(torch.autograd.grad(outputs, leaves, rows, create_graph=differentiable, materialize_grads=True))
+    offsets = [c if differentiable else c.detach() for c in outputs]
     if precise:
         rows, offsets = ([t.double() for t in tensors] for tensors in (rows, offsets))
     constant = sum((r * c).reshape(len(r), -1).sum(1) for r, c in zip(rows, offsets, strict=True))
-    return map_leaves(moving, lambda _: next(back)), constant
+    return map_leaves(variables, lambda _: next(back)), constant
 
 
-def copied(value: Any) -> Any:
-    """A constant as it is now: the network may write to it later."""
+def copy_constant(value: Any) -> Any:
+    """Copy a constant, because the network may write to it later."""
     return value.clone() if isinstance(value, Tensor) else value
 
 
 def _zeros(value: Any) -> Any:
-    """Zeros of a value's shape that take no memory."""
+    """Return zeros of a value's shape that take no memory."""
     return value.new_zeros(()).expand(value.shape) if isinstance(value, Tensor) else value
 
 
 def _some_image(value: Tensor) -> Tensor:
-    """Numbers of no special kind, in the shape (1, ...) of one row; not by chance, which belongs to the user."""
+    """Return generic numbers in the shape (1, ...) of one row, without using the user's random state."""
     shape = (1, *value.shape[1:])
     return torch.sin(torch.arange(1.0, 1 + torch.Size(shape).numel(), device=value.device)).view(shape).to(value.dtype)

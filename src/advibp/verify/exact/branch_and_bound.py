@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from advibp.bounds.linear.beta_crown import Back, Parts, SplitBounds
+from advibp.bounds.linear.beta_crown import SplitBackwardResult, SplitBounds, Subproblems
 from advibp.bounds.linear.kinks import Kinks
 from advibp.verify.exact.branching import to_split
 from advibp.verify.exact.falsify import downhill
@@ -73,14 +73,14 @@ class _Effort:
 class _Pool(NamedTuple):
     """Open subproblems, and lower bounds (D,) of their margins."""
 
-    parts: Parts
+    parts: Subproblems
     bounds: Tensor
 
     def take(self, some: Tensor) -> _Pool:
         return _Pool(self.parts.take(some), self.bounds[some])
 
     def join(self, other: _Pool) -> _Pool:
-        return _Pool(Parts.join([self.parts, other.parts]), torch.cat([self.bounds, other.bounds]))
+        return _Pool(Subproblems.join([self.parts, other.parts]), torch.cat([self.bounds, other.bounds]))
 
     def partition(self, mask: Tensor) -> tuple[_Pool, _Pool]:
         """The subproblems in the mask (D,), and the others."""
@@ -131,7 +131,7 @@ class _Search:
         halves = chosen.parts.split(to_split(self._bounds, chosen.parts, back))
         return others.join(self._bound(_Pool(halves, chosen.bounds.repeat(2))))
 
-    def _find_counterexample(self, parts: Parts, back: Back) -> Tensor | None:
+    def _find_counterexample(self, parts: Subproblems, back: SplitBackwardResult) -> Tensor | None:
         """Look for a counterexample where the linear bounds are lowest, and by descent from the lowest points."""
         points = self._bounds.lowest(back.inputs).view(-1, *self._question.lower.shape[1:])
         broken = self._question.broken_by(points)

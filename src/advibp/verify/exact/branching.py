@@ -10,14 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from advibp.bounds.linear.beta_crown import Back, Parts, SplitBounds
+from advibp.bounds.linear.beta_crown import SplitBackwardResult, SplitBounds, Subproblems
 from advibp.verify.exact.question import PROVED
 
 #: Number of candidates of all subproblems together, and minimum for each.
 _TOGETHER, _EACH = 256, 8
 
 
-def to_split(bounds: SplitBounds, parts: Parts, back: Back) -> Tensor:
+def to_split(bounds: SplitBounds, parts: Subproblems, back: SplitBackwardResult) -> Tensor:
     """Choose a ReLU (D,) for each subproblem. Each has at least one that can be split.
 
     Args:

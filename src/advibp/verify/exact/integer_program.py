@@ -34,7 +34,7 @@ import highspy
 import numpy as np
 from torch import Tensor
 
-from advibp.bounds.linear.kinks import Bends, Kinks, Linear
+from advibp.bounds.linear.kinks import Kinks, Linear, UnstableRelus
 
 #: Feasibility tolerance. The default of 1e-6 times a large coefficient could reach the threshold of a proof. With 1e-9
 #: HiGHS fails on some programs.
@@ -103,7 +103,7 @@ class Program:
         self._entering: dict[tuple[int, int], int] = {}  # node and element -> its column
         for number, found in before.items():
             first = self._inputs + kinks.columns(number).start
-            if isinstance(found, Bends):
+            if isinstance(found, UnstableRelus):
                 self._add_bends(found, first)
             else:
                 self._add_choices(found, first)
@@ -142,14 +142,14 @@ class Program:
         self._entering |= {(node, element): int(column) for element, column in zip(elements.tolist(), z, strict=True)}
         return z
 
-    def _add_bends(self, bends: Bends, first: int) -> None:
+    def _add_bends(self, bends: UnstableRelus, first: int) -> None:
         count, s = len(bends.elements), bends.slope
         if count == 0:
             return
         lower, upper = _numbers(bends.lower), _numbers(bends.upper)
         slack = _SLACK * (1 + np.maximum(-lower, upper))
         lower, upper = lower - slack, upper + slack
-        z = self._add_entering(bends.entering, bends.elements, lower, upper)
+        z = self._add_entering(bends.pre_activation, bends.elements, lower, upper)
         v, a = np.arange(first, first + count), self._add_columns(np.zeros(count), np.ones(count))
         self._choices += a.tolist()
         self._bound(v, s * lower, upper)
@@ -165,10 +165,10 @@ class Program:
     def _add_choices(self, windows: Any, first: int) -> None:
         for k, elements in enumerate(windows.elements):
             lower, upper = _numbers(windows.lower[k]), _numbers(windows.upper[k])
-            new = [i for i, e in enumerate(elements.tolist()) if (windows.entering, e) not in self._entering]
+            new = [i for i, e in enumerate(elements.tolist()) if (windows.pre_activation, e) not in self._entering]
             if new:  # windows overlap
-                self._add_entering(windows.entering, elements[new], lower[new], upper[new])
-            z = np.array([self._entering[windows.entering, e] for e in elements.tolist()])
+                self._add_entering(windows.pre_activation, elements[new], lower[new], upper[new])
+            z = np.array([self._entering[windows.pre_activation, e] for e in elements.tolist()])
             count, v = len(z), first + k
             slack = _SLACK * (1 + max(abs(lower).max(), abs(upper).max()))
             highest, lower = upper.max() + slack, lower - slack
@@ -181,7 +181,9 @@ class Program:
             self._add_rows([(0, a, 1.0)], 1.0, 1.0, 1)
 
     def _add_split(self, split: Split) -> None:
-        lower, upper = (float(end.flatten()[split.element]) for end in self._kinks.bounds.boxes[split.entering])
+        lower, upper = (
+            float(end.flatten()[split.element]) for end in self._kinks.bounds.intermediate_bounds[split.entering]
+        )
         element = self._kinks.bounds.box.center.new_tensor([split.element]).long()
         ends = (0.0, max(upper, 0.0)) if split.positive else (min(lower, 0.0), 0.0)
         self._add_entering(split.entering, element, np.array(ends[:1]), np.array(ends[1:]))

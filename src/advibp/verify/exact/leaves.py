@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from advibp.bounds.linear.kinks import Bends, Kinks
+from advibp.bounds.linear.kinks import Kinks, UnstableRelus
 from advibp.verify.exact.integer_program import Program, Split
 from advibp.verify.exact.milp import solve_margin
 from advibp.verify.exact.question import Answer, Question
@@ -16,9 +16,9 @@ class Leaves:
     def __init__(self, question: Question, kinks: Kinks) -> None:
         self._question, self._kinks = question, kinks
         self._places = {  # column of a ReLU -> node and element of its pre-activation
-            column: (found.entering, element)
+            column: (found.pre_activation, element)
             for number, found in kinks.of.items()
-            if isinstance(found, Bends)
+            if isinstance(found, UnstableRelus)
             for column, element in enumerate(found.elements.tolist(), kinks.columns(number).start)
         }
 
@@ -39,7 +39,7 @@ class Leaves:
         boxes = {}
         for split in splits:
             if split.entering not in boxes:
-                lower, upper = self._kinks.bounds.boxes[split.entering]
+                lower, upper = self._kinks.bounds.intermediate_bounds[split.entering]
                 boxes[split.entering] = lower.clone(), upper.clone()
             lower, upper = (end.view(-1) for end in boxes[split.entering])
             end = lower if split.positive else upper

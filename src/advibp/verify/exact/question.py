@@ -90,7 +90,7 @@ class Question:
     def refined(self) -> LinearBounds | None:
         """The bounds with intermediate bounds by CROWN; None if some of them are not finite."""
         bounds = self.bounds.refine()
-        ends = (end for box in bounds.boxes.values() for end in box)
+        ends = (end for box in bounds.intermediate_bounds.values() for end in box)
         return bounds if all(bool(end.isfinite().all()) for end in ends) else None
 
     @torch.no_grad()

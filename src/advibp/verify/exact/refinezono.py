@@ -18,7 +18,7 @@ from torch import Tensor
 
 from advibp.bounds.domain import spellings
 from advibp.bounds.linear.crown import LinearBounds
-from advibp.bounds.linear.kinks import Bends, Kinks
+from advibp.bounds.linear.kinks import Kinks, UnstableRelus
 from advibp.bounds.rounded import Rounded
 from advibp.bounds.zonotope import ReluBounds, Zonotope
 from advibp.verify.exact.integer_program import Program
@@ -57,7 +57,7 @@ def refinezono(question: Question, *, seconds: float = math.inf, exact_layers: i
         if left > 0 and not bounds.exact(entering):
             until = time.monotonic() + left / (len(relus) - place)
             _refine(bounds, number, effects[number], integer=place <= exact_layers, until=until)
-        return bounds.boxes[entering]
+        return bounds.intermediate_bounds[entering]
 
     output = bounds.tape.replay(_zonotope(bounds, refined))
     margins = [max(pair) for pair in zip(margins, _margins(question, output), strict=True)]
@@ -92,9 +92,9 @@ def _refine(bounds: LinearBounds, number: int, effect: Tensor, *, integer: bool,
     """Tighten the bounds of the pre-activations of a ReLU layer, neuron by neuron."""
     kinks = Kinks(bounds)
     bends = kinks.of[number]
-    assert isinstance(bends, Bends)
-    lower, upper = (end.clone() for end in bounds.boxes[bends.entering])
-    program = Program(kinks, bends.entering, integer=integer)
+    assert isinstance(bends, UnstableRelus)
+    lower, upper = (end.clone() for end in bounds.intermediate_bounds[bends.pre_activation])
+    program = Program(kinks, bends.pre_activation, integer=integer)
     loss = effect[bends.elements] * -bends.lower * bends.upper / (bends.upper - bends.lower)
     order = bends.elements[loss.argsort(descending=True)]
     for place in range(len(order)):
@@ -103,7 +103,7 @@ def _refine(bounds: LinearBounds, number: int, effect: Tensor, *, integer: bool,
         if left <= 0:
             break
         each = max(left / (len(order) - place), left / 10)  # a hard neuron must not take all the time
-        row = kinks.elements(bends.entering, element)
+        row = kinks.elements(bends.pre_activation, element)
         at_least = program.minimise(row, seconds=each / 2, above=0.0).lower - _ERROR
         if at_least > 0:
             lower.view(-1)[element] = torch.fmax(lower.view(-1)[element], lower.new_tensor(at_least))
@@ -111,18 +111,18 @@ def _refine(bounds: LinearBounds, number: int, effect: Tensor, *, integer: bool,
         at_most = -program.minimise(-row, seconds=each / 2, above=0.0).lower + _ERROR
         lower.view(-1)[element] = lower.view(-1)[element].clamp(min=at_least)
         upper.view(-1)[element] = upper.view(-1)[element].clamp(max=at_most)
-    bounds.tighten(bends.entering, lower, upper)
+    bounds.tighten(bends.pre_activation, lower, upper)
 
 
 def _effects(question: Question, bounds: LinearBounds) -> dict[int, Tensor]:
     """The effect of each neuron (N,) of every activation on the margins: sums of coefficients in a backward pass."""
     effects: dict[int, Tensor] = {}
-    relaxed = bounds.relaxed(slice(None))
+    relaxed = bounds.through_relaxations(slice(None))
 
     def through(number: int, a: Tensor) -> tuple[Tensor, Tensor]:
         effects[number] = a.abs().sum(0).flatten()
         return relaxed(number, a)
 
     rows = torch.cat([rows for rows, _ in question.unsafe]).to(bounds.box.center)
-    bounds.take_back(bounds.tape.output, rows, through)
+    bounds.backward(bounds.tape.output, rows, through)
     return effects

@@ -1,0 +1,327 @@
+"""The backward pass of CROWN (Zhang et al. 2018) over a recorded network.
+
+A lower bound of a linear function of a value is carried back, node by node, as a linear function of earlier values:
+exactly through affine operations, and by the relaxation of each activation, whose lower line is used for positive
+coefficients and whose upper line for negative ones. At the input, a linear function a x + b over the box |x - c| <= r
+has the minimum a c + b - |a| r.
+
+Many functions are carried back together: A (R, ...) has one function per row, and `images` tells to which image of the
+batch each row belongs. The matrices of the layers are never built.
+
+For a `Box` the bounds are those of a network of real numbers, computed without regard to rounding. For a `Rounded` box
+they hold for the network as it runs. The result of every operation is then perturbed by at most its rounding error e,
+so a row of coefficients A of this result loses at most |A| e. The rounding errors of the backward pass have the same
+form and are part of e (docs/arithmetic.md).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from advibp.bounds.box import Box
+from advibp.bounds.domain import unsupported, without_autocast
+from advibp.bounds.graph.nodes import Node, leaves_of, map_leaves
+from advibp.bounds.graph.tape import Tape
+from advibp.bounds.linear.activations import backward_max_pool, backward_relaxation, dot
+from advibp.bounds.linear.relaxation import (
+    ACTIVATIONS,
+    POOLS,
+    LinearRelaxation,
+    MaxPoolRelaxation,
+    cover_rounding,
+    max_pool2d,
+)
+from advibp.bounds.linear.transpose import RowTape, backward_affine, copy_constant, is_affine, rule_of
+from advibp.bounds.rounded import Rounded
+from advibp.bounds.rounding import Rounding, size
+from advibp.bounds.rules.rounding_errors import COPIES
+from advibp.bounds.zonotope import Zonotope
+
+#: Activation (node) -> slopes of its lower lines (R, ...).
+Slopes = dict[int, Tensor]
+#: Activation (node) and rows of its output -> rows of its input, and constants (R,).
+ActivationBackward = Callable[[int, Tensor], tuple[Tensor, Tensor]]
+
+SUPPORTED = (
+    "linear bounds support convolutions, linear layers, BatchNorm in evaluation, pooling, sums, reshaping, ReLU, leaky "
+    "ReLU, sigmoid and tanh; certify by ibp instead."
+)
+
+
+class BackwardResult(NamedTuple):
+    """The result of a backward pass: a x + constant - lost is a lower bound for every input x.
+
+    Attributes:
+        a: coefficients (R, ...) of the input.
+        constant: constants (R,).
+        lost: the maximal effect of rounding errors (R,); 0 in real arithmetic.
+        size: sum of the magnitudes of all terms of `constant`, (R,); 0 in real arithmetic.
+    """
+
+    a: Tensor
+    constant: Tensor
+    lost: Tensor
+    size: Tensor
+
+
+class BackwardPass:
+    """A network recorded over a box of inputs, with intermediate bounds by intervals, through which rows are carried
+    back.
+
+    `LinearBounds` describes the arguments.
+
+    Attributes:
+        tape: the recorded network.
+        activations: nodes of the activations.
+        intermediate_bounds: bounds (lower, upper), (B, ...) each, of every pre-activation, by node.
+    """
+
+    def __init__(
+        self, net: nn.Module, inputs: Box | Rounded, *, at_once: int = 512, wide: torch.dtype | None = None
+    ) -> None:
+        self.net, self.inputs, self.at_once, self.wide = net, inputs, at_once, wide
+        self.rounding: Rounding | None = inputs.rounding if isinstance(inputs, Rounded) else None
+        box = self.box = inputs.box if isinstance(inputs, Rounded) else inputs
+        # A row belongs to one image. A zonotope raises if the network moves elements between images. Five are enough.
+        Tape.record(net, Zonotope.from_box(Box(box.center[:5].to(wide or box.dtype), 0.0)))
+        self.tape = self._record(box.center)
+        self.nodes = [i for i in self.tape.needed(0, self.tape.output) if self.tape.nodes[i].from_input]
+        self.activations = [i for i in self.nodes if self.tape.nodes[i].func in ACTIVATIONS.keys() | POOLS]
+        self.intermediate_bounds: dict[int, tuple[Tensor, Tensor]] = {}
+        self._relaxations: dict[int, LinearRelaxation | MaxPoolRelaxation] = {}
+        self._constants: dict[int, Any] = {}
+        self._row_tapes: dict[int, RowTape] = {}
+        self._errors: dict[int, Tensor] = {}  # rounding errors of operations (B, ...)
+        self._relaxation_errors: dict[int, Tensor] = {}  # rounding errors of activations and their relaxations
+        # The maximal effect of rounding on the margins of each image (B,), and on the rows of the last `lower` (R,).
+        self.lost = self._lost = box.center.new_zeros(len(box))
+        self._sum_errors: dict[
+            int, Tensor
+        ] = {}  # errors of sums of coefficients, for values that several operations use
+        # The radius of the input, wide enough to cover the rounding of the last dot product.
+        self._input_radius = box.radius
+        if self.rounding is not None:
+            self._input_radius = box.radius + size(box) * self.rounding.bounds_sum(box.center[0].numel())
+        self._check()
+        self._propagate()
+
+    def _record(self, x: Tensor) -> Tape:
+        """Record the network on a batch."""
+        return Tape.record(self.net, x) if self.wide is None else Tape.record_wide(self.net, x, self.wide)
+
+    def _check(self) -> None:
+        """Raise if an operation has no linear bounds."""
+        for index in self.nodes:
+            node = self.tape.nodes[index]
+            if index not in self.activations and not is_affine(node):
+                unsupported(f"{self.tape.name(index)} has no linear bounds", SUPPORTED)
+            if node.after or node.state:
+                unsupported(
+                    f"{self.tape.name(index)} reads memory that was written in place through another view", SUPPORTED
+                )
+
+    def _propagate(self) -> None:
+        """Compute interval bounds of every value, and keep those of the pre-activations."""
+        pre_activations = {self._pre_activation_of(index) for index in self.activations}
+        inputs = self.inputs.keeping_errors() if isinstance(self.inputs, Rounded) else self.inputs
+        uses = [ref for index in self.nodes for ref in self.tape.nodes[index].refs]
+        for index, value in itertools.chain([(0, inputs)], self.tape.trace(inputs)):
+            if index in pre_activations:  # read now, because an activation may write to it
+                self.intermediate_bounds[index] = value.lower, value.upper
+            if isinstance(value, Rounded):
+                self._note_errors(index, value, uses.count(index))
+            if not self.tape.nodes[index].from_input:
+                self._constants[index] = map_leaves(value, copy_constant)
+        self._output: Box | Rounded = value
+        for index in self.activations:  # raises if there is no relaxation
+            self.relaxation(index)
+
+    def _note_errors(self, index: int, value: Rounded, uses: int) -> None:
+        """Store the rounding error of the operation that computed a value, and of its transpose."""
+        assert self.rounding is not None
+        if value.dtype != self.box.dtype:
+            unsupported(f"{self.tape.name(index)} continues in {value.dtype}, so it has no linear bounds", SUPPORTED)
+        error, node = value.error, self.tape.nodes[index]
+        if uses > 1:
+            self._sum_errors[index] = size(value.box) * (2 * self.rounding.w)
+        copies = self._copies(node, value)
+        if copies > 1:  # the backward pass adds their coefficients
+            sum_error = self.rounding.bounds_sum(copies)
+            error = size(value.box) * sum_error if error is None else error * (1 + sum_error / (32 * self.rounding.w))
+        if error is not None:
+            self._errors[index] = error
+
+    def _copies(self, node: Node, value: Rounded) -> int:
+        """Return how often an elementwise operation or a copy uses an element of an operand, at most."""
+        if node.func is None or rule_of(node) in ("affine", "linear", "matmul"):
+            return 1
+        count = max(1, value.center[0].numel())
+        name = getattr(node.func, "__name__", "")
+        picks = name in COPIES - {"clone", "flip", "roll"} or (name == "__getitem__" and not _basic(node.args[1]))
+        if picks or rule_of(node) in ("pad", "interpolate"):  # padding may repeat one element many times
+            return count
+        shapes = [self.tape.nodes[ref].shape for ref in node.refs if self.tape.nodes[ref].from_input]
+        return max([1, *(-(-count // max(1, shape[1:].numel())) for shape in shapes if shape is not None)])
+
+    def _pre_activation_of(self, activation: int) -> int:
+        """Return the node of an activation's input."""
+        return self.tape.nodes[activation].refs[0]
+
+    def lower(self, index: int, a: Tensor, image: Tensor | None = None, slopes: Slopes | None = None) -> Tensor:
+        """Compute lower bounds of linear functions of a node's value.
+
+        Args:
+            index: the node.
+            a: coefficients A (R, ...) of its value.
+            image: image of each row (R,). Default: every image has the same number of rows, in order.
+            slopes: lower slopes (R, ...) of the free neurons, by activation. They need `image`. Default: CROWN's.
+
+        Returns:
+            Lower bounds (R,).
+        """
+        per_image = max(1, len(a) // len(self.box))
+        rows_at_once = self.at_once if image is not None else max(1, self.at_once // per_image) * per_image
+        bounds, lost = [], []
+        for start in range(0, len(a), rows_at_once):
+            part = slice(start, start + rows_at_once)
+            images: Tensor | slice = slice(start // per_image, (start + rows_at_once) // per_image)
+            if image is not None:
+                images = image[part]
+            part_slopes = {i: s[part] for i, s in slopes.items()} if slopes else {}
+            with without_autocast(a.device.type):
+                back = self.backward(index, a[part], self.through_relaxations(images, part_slopes), images)
+                bounds.append(self._minimize_over_box(back, images).to(a.dtype))
+                lost.append(back.lost.detach())
+        self._lost = torch.cat(lost) if lost else a.new_zeros(0)
+        return torch.cat(bounds) if bounds else a.new_zeros(0)
+
+    def _minimize_over_box(self, back: BackwardResult, images: Tensor | slice) -> Tensor:
+        """Return the minima (R,) of linear functions of the input over the box."""
+        center, radius = self.box.center[images].unsqueeze(1), self._input_radius[images].unsqueeze(1)
+        a = back.a.view(len(center), -1, *center.shape[2:])
+        middle, spread = dot(a, center).flatten(), dot(a.abs(), radius).flatten()
+        if self.rounding is None:
+            return back.constant + middle - spread
+        # In float64: the error of the sums is below 2^-45 of their terms, that of the last cast below 2 w.
+        spread = (1 + self.rounding.bounds_sum(a[0, 0].numel())) * spread.double()
+        lower = back.constant + middle.double() - spread - back.lost
+        lower = lower - 2.0**-45 * (back.size + middle.double().abs() + spread + back.lost)
+        return lower - 2 * self.rounding.w * lower.abs() - self.rounding.tiny
+
+    def backward(
+        self, index: int, a: Tensor, through: ActivationBackward, images: Tensor | slice = slice(None)
+    ) -> BackwardResult:
+        """Carry rows back to the input.
+
+        Args:
+            index: the node.
+            a: coefficients A (R, ...) of its value.
+            through: carries rows back through an activation.
+            images: the images of the rows, as indices (R,) or a slice.
+
+        Returns:
+            The linear functions of the input.
+        """
+        pending: dict[int, Any] = {index: a}
+        rounds = self.rounding is not None
+        constant = a.new_zeros(len(a), dtype=torch.float64 if rounds else a.dtype)
+        sizes, lost = constant, constant
+        for number in range(index, 0, -1):
+            if number not in pending:
+                continue
+            a, node = pending.pop(number), self.tape.nodes[number]
+            if number in self.activations:
+                before, more = through(number, a)
+                earlier = {node.refs[0]: before}
+            else:
+                earlier, more = self._backward_affine(number, a)
+            constant = constant + more
+            if rounds:
+                sizes = sizes + more.abs()
+                lost = lost + self._rounding_loss(a, self._error_of(number), images)
+            for ref, before in earlier.items():
+                if ref in pending:
+                    pending[ref] = _added(pending[ref], before)
+                    if rounds:  # the sum is rounded
+                        lost = lost + self._rounding_loss(pending[ref], self._sum_errors.get(ref), images)
+                else:
+                    pending[ref] = before
+        a = pending.get(0, self.box.center.new_zeros(len(a), *self.box.shape[1:]))
+        return BackwardResult(a, constant, lost, sizes)
+
+    def _error_of(self, number: int) -> Tensor | None:
+        """Return the rounding error (B, ...) at a node, or None if it is exact."""
+        if number not in self.activations:
+            return self._errors.get(number)
+        self.relaxation(number)
+        return self._relaxation_errors[number]
+
+    def _rounding_loss(self, a: Any, error: Tensor | None, images: Tensor | slice) -> Tensor | float:
+        """Return |A| e (R,): how much perturbations of at most e (B, ...) can lower rows A (R, ...)."""
+        if error is None:
+            return 0.0
+        assert self.rounding is not None
+        row_error = error[images].unsqueeze(1)
+        share = 1 + 2 * self.rounding.bounds_sum(a[0].numel())
+        return share * dot(a.abs().view(len(row_error), -1, *a.shape[1:]), row_error).flatten().double()
+
+    def through_relaxations(self, images: Tensor | slice, slopes: Slopes | None = None) -> ActivationBackward:
+        """Return a function that carries rows of these images back through the relaxation of an activation."""
+        return lambda number, a: self._backward_activation(number, a, images, slopes.get(number) if slopes else None)
+
+    def _backward_affine(self, number: int, a: Any) -> tuple[dict[int, Any], Tensor]:
+        """Carry rows back through an affine operation."""
+        node = self.tape.nodes[number]
+        shape = self.tape.nodes[node.refs[0]].shape
+        rows = len(next(leaves_of(a)))
+        precise = self.rounding is not None
+        result = backward_affine(node, a, None if shape is None else torch.Size((rows, *shape[1:])), precise)
+        if result is not None:
+            return {node.refs[0]: result[0]}, result[1]
+        if rows not in self._row_tapes:
+            self._row_tapes[rows] = RowTape(self.tape, self._record, self._constants, self.box.center, rows)
+        return self._row_tapes[rows].backward(number, a, precise)
+
+    def _backward_activation(
+        self, number: int, a: Tensor, images: Tensor | slice, slopes: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Carry rows back through the relaxation of an activation."""
+        relaxation = self.relaxation(number)
+        if isinstance(relaxation, MaxPoolRelaxation):
+            indices = torch.arange(len(self.box), device=a.device)[images]
+            return backward_max_pool(relaxation.take(indices.repeat_interleave(len(a) // len(indices))), a)
+        of_rows = LinearRelaxation(*(None if v is None else v[images].unsqueeze(1) for v in relaxation[:4]))  # type: ignore[arg-type]
+        if slopes is not None:
+            of_rows = of_rows._replace(lower_slope=slopes.unsqueeze(1))
+        before, constant = backward_relaxation(of_rows, a.view(len(of_rows.upper_slope), -1, *a.shape[1:]))
+        return before.view(a.shape), constant.flatten()
+
+    def relaxation(self, index: int) -> LinearRelaxation | MaxPoolRelaxation:
+        """Return the relaxation of an activation over the bounds of its input."""
+        if index not in self._relaxations:
+            node = self.tape.nodes[index]
+            bounds = self.intermediate_bounds[node.refs[0]]
+            constants, options = node.args[1:], {k: v for k, v in node.kwargs.items() if k not in ("input", "inplace")}
+            self._relaxations[index] = ACTIVATIONS.get(node.func, max_pool2d)(*bounds, *constants, **options)
+            if self.rounding is not None:
+                self._relaxations[index], error = cover_rounding(self._relaxations[index], *bounds, self.rounding)
+                network = self._errors.get(index)
+                self._relaxation_errors[index] = error if network is None else error + network
+        return self._relaxations[index]
+
+
+def _basic(index: Any) -> bool:
+    """Return whether an index selects no element twice."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in parts)
+
+
+def _added(a: Any, b: Any) -> Any:
+    """Add two rows of coefficients (R, ...) of a value, which may be a tuple of tensors."""
+    others = leaves_of(b)
+    return map_leaves(a, lambda x: x + next(others))
