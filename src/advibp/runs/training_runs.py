@@ -145,7 +145,13 @@ def train(
         recipe = Recipe.load(recipe, user_method, **{"data": data.name, "net": type(net).__name__, **options})
     folder = RunFolder(path) if path is not None else None
     continues = folder is not None and resume and folder.exists
-    with StopRequest() as stop, preserve_global_state(), preserve_modes(net), preserve_layout(net), ExitStack() as locks:
+    with (
+        StopRequest() as stop,
+        preserve_global_state(),
+        preserve_modes(net),
+        preserve_layout(net),
+        ExitStack() as locks,
+    ):
         if folder and continues:
             check_same_run(folder, recipe)
             locks.enter_context(folder.held())
