@@ -39,7 +39,7 @@ GROUPS: dict[str, str] = {
 def updated(markdown: str) -> str:
     """Return a page with its tables as the code generates them now."""
     return MARK.sub(
-        lambda found: f"<!-- table: {found[1]} -->\n\n{TABLES[found[1]]()}\n\n<!-- end of table -->", markdown
+        lambda mark: f"<!-- table: {mark[1]} -->\n\n{TABLES[mark[1]]()}\n\n<!-- end of table -->", markdown
     )
 
 
