@@ -38,9 +38,7 @@ GROUPS: dict[str, str] = {
 
 def updated(markdown: str) -> str:
     """Return a page with its tables as the code generates them now."""
-    return MARK.sub(
-        lambda mark: f"<!-- table: {mark[1]} -->\n\n{TABLES[mark[1]]()}\n\n<!-- end of table -->", markdown
-    )
+    return MARK.sub(lambda mark: f"<!-- table: {mark[1]} -->\n\n{TABLES[mark[1]]()}\n\n<!-- end of table -->", markdown)
 
 
 def update_all() -> None:
