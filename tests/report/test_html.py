@@ -124,7 +124,7 @@ def test_a_run_that_is_switched_off_leaves_all_figures_and_comes_back(browser: B
     browser.run(
         "document.querySelectorAll('#runs input')[1].click(); document.querySelectorAll('#runs input')[2].click()"
     )
-    assert "No run is chosen" in browser.text("#glance")
+    assert "No run is selected" in browser.text("#glance")
     for k in range(3):
         browser.run("document.querySelectorAll('#runs input')[arguments[0]].click()", k)
     assert browser.run(_COLOURS) == all_colours
