@@ -8,7 +8,7 @@ class UserError(ValueError):
 
     The command line prints the message without a traceback and exits with code 2.
 
-    Example:
+    Examples:
         ```python
         try:
             advibp.data.load("nowhere")

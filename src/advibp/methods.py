@@ -64,7 +64,7 @@ class Method:
     Raises:
         UserError: if the objectives, the weighting or `latent` are not valid.
 
-    Example:
+    Examples:
         >>> import advibp
         >>> from advibp import objectives
         >>> pgd_ibp = advibp.Method(

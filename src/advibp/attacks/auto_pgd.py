@@ -153,7 +153,7 @@ def linf_apgd(
 
     The other arguments and the result are those of `linf_pgd`.
 
-    Example:
+    Examples:
         >>> import torch, advibp
         >>> net = torch.nn.Linear(4, 3)
         >>> x, y = torch.rand(2, 4), torch.tensor([0, 2])

@@ -71,7 +71,7 @@ def linf_fgsm(
 
     Args and Returns are those of `linf_gradient_steps`.
 
-    Example:
+    Examples:
         >>> import torch, advibp
         >>> net = torch.nn.Linear(4, 3)
         >>> x, y = torch.rand(2, 4), torch.tensor([0, 2])
@@ -151,7 +151,7 @@ def linf_pgd(
     Returns:
         An `AttackResult` with `x_adv` (B, ...) and `broken` (B,).
 
-    Example:
+    Examples:
         >>> import torch, advibp
         >>> net = torch.nn.Linear(4, 3)
         >>> x, y = torch.rand(2, 4), torch.tensor([0, 2])

@@ -61,7 +61,7 @@ class Box(Domain):
     Attributes:
         elided: whether `margins` can use the last linear layer. On a box of margins: whether it was used.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from torch import nn
         >>> from advibp import Box
@@ -211,7 +211,7 @@ class Box(Domain):
         Returns:
             A box (B, K) of margins. The margin of the label itself is exactly 0.
 
-        Example:
+        Examples:
             >>> import torch
             >>> from advibp import Box
             >>> logits = Box(torch.tensor([[3.0, 1.0]]), 0.5)

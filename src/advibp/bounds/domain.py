@@ -130,7 +130,7 @@ class Rules(dict[Func, Callable[..., Any]]):
     Args:
         kind: the class of sets.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from advibp.bounds import Box
         >>> torch.relu in Box.rules

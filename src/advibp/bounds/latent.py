@@ -59,7 +59,7 @@ class LatentZonotope:
         bounds: for each ReLU in `before` the bounds (l, u) of its input, (B, ...) each. None for a ReLU of a constant,
             which is not relaxed.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from torch import nn
         >>> from advibp import Box

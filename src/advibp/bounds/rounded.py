@@ -35,7 +35,7 @@ class Rounded(Domain):
         error: the rounding error (B, ...) of the operation that computed this set. None if it is exact, and if
             `keeps_errors` is False.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from torch import nn
         >>> from advibp.bounds import Box, Rounded

@@ -41,7 +41,7 @@ class Rounding:
         doubled: whether the bounds are computed with a float64 copy of a float32 network. A cast to float32 in that
             copy then does not change the dtype of the bounds.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from advibp.bounds.rounding import Rounding
         >>> Rounding(torch.float32, torch.float64).u == 2**-24

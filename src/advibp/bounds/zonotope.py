@@ -58,7 +58,7 @@ class Zonotope(Domain):
             must be sound bounds of the network's pre-activations. All zonotopes computed from this one have the same
             function.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from advibp.bounds import Box, Zonotope
         >>> x = torch.tensor([[0.5, 0.5]])

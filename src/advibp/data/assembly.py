@@ -50,7 +50,7 @@ def from_tensors(
     Raises:
         UserError: If shapes, types, pixels or labels are invalid, or an option is out of range.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from advibp import data
         >>> x, y = torch.rand(60, 1, 8, 8), torch.arange(60) % 3

@@ -39,7 +39,7 @@ class Lazy:
     Raises:
         UserError: If the dataset cannot be read by index, has no length or is empty, or if ``workers`` is negative.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from torch.utils.data import TensorDataset
         >>> from advibp.data import Lazy

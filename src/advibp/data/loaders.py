@@ -34,7 +34,7 @@ class Loader:
     Raises:
         UserError: If the loader has no length or is empty.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from torch.utils.data import DataLoader, TensorDataset
         >>> from advibp.data import Loader

@@ -25,7 +25,7 @@ class Split:
         x: Images of shape (N, C, H, W), float32 in [0, 1].
         y: Labels of shape (N,), int64.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from advibp.data import Split
         >>> split = Split(torch.rand(5, 3, 8, 8), torch.tensor([0, 1, 0, 1, 0]))
@@ -100,7 +100,7 @@ class Data:
         classes: Number of classes.
         class_names: Names of the classes in the order of their labels. Default: None, if they are not known.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from advibp.data import Data, Split
         >>> split = Split(torch.ones(4, 1, 8, 8), torch.tensor([0, 1, 0, 1]))

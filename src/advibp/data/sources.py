@@ -56,7 +56,7 @@ def load(
         UserError: If the source does not exist, cannot be read or fetched, or has an unknown format; or if an option
             is out of range.
 
-    Example:
+    Examples:
         >>> from advibp import data
         >>> mnist = data.load("mnist", limit=5000)
         >>> mnist.input_shape, len(mnist.train), len(mnist.validation), len(mnist.test)

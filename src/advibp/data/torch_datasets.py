@@ -70,7 +70,7 @@ def from_datasets(
     Raises:
         UserError: If a source is empty or cannot be read, if shapes differ, or if ``classes`` is missing or too small.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from torch.utils.data import TensorDataset
         >>> from advibp import data

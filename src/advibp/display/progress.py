@@ -19,7 +19,7 @@ _PATIENCE = 2.0
 class Counting:
     """Progress over images. Work that takes less than two seconds prints nothing.
 
-    Example:
+    Examples:
         >>> with Counting("certifying") as counting:
         ...     counting.progress(0.1, 5, 10)
     """
@@ -57,7 +57,7 @@ class Counting:
 class Fetching:
     """Progress over bytes. Without a total, `what` is printed once.
 
-    Example:
+    Examples:
         >>> with Fetching() as fetching:
         ...     fetching.progress("mnist", 5, 10)
     """

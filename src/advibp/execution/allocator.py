@@ -21,7 +21,7 @@ def keep_freed_memory() -> bool:
     Returns:
         Whether it worked; False on systems without glibc.
 
-    Example:
+    Examples:
         >>> import advibp
         >>> worked = advibp.keep_freed_memory()
     """

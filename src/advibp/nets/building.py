@@ -47,7 +47,7 @@ def build(
     Raises:
         UserError: if ``spec`` cannot be read or does not fit ``input_shape``.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from advibp import nets
         >>> net = nets.build("Conv 4 4x4+2, FC 20", input_shape=(1, 28, 28), classes=10, seed=0)

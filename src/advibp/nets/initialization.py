@@ -30,7 +30,7 @@ def ibp_init(net: nn.Module) -> nn.Module:
     Returns:
         The same network.
 
-    Example:
+    Examples:
         >>> from torch import nn
         >>> from advibp import nets
         >>> net = nets.ibp_init(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))

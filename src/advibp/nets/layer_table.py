@@ -21,7 +21,7 @@ class Row(NamedTuple):
         shape: shape of its output without the batch.
         parameters: number of parameters.
 
-    Example:
+    Examples:
         >>> from advibp import nets
         >>> nets.Row("FC 100", (100,), 78500).parameters
         78500
@@ -44,7 +44,7 @@ def summary(net: nn.Module, input_shape: Sequence[int] = (1, 28, 28)) -> list[Ro
     Returns:
         One row per call of a layer without children.
 
-    Example:
+    Examples:
         >>> from advibp import nets
         >>> nets.summary(nets.build("FC 5", (1, 4, 4), 3), (1, 4, 4))[1]
         Row(layer='FC 5', shape=(5,), parameters=85)

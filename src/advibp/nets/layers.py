@@ -21,7 +21,7 @@ class Normalize(nn.Module):
         std: one positive number, or one per channel.
         dims: number of dimensions of one input: 3 for images (C, H, W), the default; 1 for vectors (C,).
 
-    Example:
+    Examples:
         >>> import torch
         >>> from advibp import nets
         >>> nets.Normalize(mean=0.5, std=0.25)(torch.ones(1, 1, 2, 2)).unique()
@@ -60,7 +60,7 @@ class Residual(nn.Module):
         stride: stride of the first convolution. Default: 1.
         batchnorm: whether BatchNorm follows each convolution. Default: True.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from advibp import nets
         >>> nets.Residual(1, 4, stride=2)(torch.rand(2, 1, 7, 7)).shape

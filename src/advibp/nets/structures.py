@@ -64,7 +64,7 @@ _LOOKS_LIKE_GRAMMAR = re.compile(r"\s*(conv|res|fc)\b|.*,", re.IGNORECASE | re.D
 class Conv:
     """A convolution: ``Conv filters WxH+stride``, with ``pP`` for padding and ``BN`` for BatchNorm.
 
-    Example:
+    Examples:
         >>> from advibp import nets
         >>> str(nets.Conv(16, width=4, height=4, stride=2, padding=1))
         'Conv 16 4x4+2p1'
@@ -86,7 +86,7 @@ class Conv:
 class Res:
     """A residual block: ``Res filters+stride``, with ``BN`` for BatchNorm.
 
-    Example:
+    Examples:
         >>> from advibp import nets
         >>> str(nets.Res(32, stride=2, batchnorm=True))
         'Res 32+2 BN'
@@ -104,7 +104,7 @@ class Res:
 class FC:
     """A fully connected layer: ``FC outputs``, with ``BN`` for BatchNorm.
 
-    Example:
+    Examples:
         >>> from advibp import nets
         >>> str(nets.FC(100))
         'FC 100'
@@ -136,7 +136,7 @@ def parse(spec: str) -> list[Layer]:
     Raises:
         UserError: if the text cannot be read.
 
-    Example:
+    Examples:
         >>> from advibp import nets
         >>> nets.parse("FC 100, FC 50 BN")
         [FC(outputs=100, batchnorm=False), FC(outputs=50, batchnorm=True)]

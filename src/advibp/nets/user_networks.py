@@ -27,7 +27,7 @@ def from_file(spec: str) -> nn.Module:
     Raises:
         UserError: if there is no such function, if it fails, or if it does not return an nn.Module.
 
-    Example:
+    Examples:
         >>> from advibp import nets
         >>> nets.from_file("torch.nn:Identity")
         Identity()

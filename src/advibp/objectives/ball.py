@@ -23,7 +23,7 @@ class Ball:
         eps: radius, a number or a tensor that broadcasts to x.
         within: range of valid inputs, (lowest, highest), or None. Default: (0, 1), the range of pixels.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from advibp.objectives import Ball
         >>> box = Ball(torch.tensor([[0.1, 0.5]]), 0.2).box()

@@ -55,7 +55,7 @@ class Recipe:
         UserError: if a value is not valid, if the phases are longer than the run, or if the method does not support a
             key.
 
-    Example:
+    Examples:
         >>> import advibp
         >>> recipe = advibp.Recipe.load(method="shi-ibp", eps="8/255", epochs=20)
         >>> recipe.lr

@@ -118,7 +118,7 @@ def format_p(p: float) -> str:
 class Comparison:
     """A comparison of runs with the first of them.
 
-    Example:
+    Examples:
         ```python
         comparison = Comparison([read_run("runs/first"), read_run("runs/second")])
         print([section.title for section in comparison.sections()])

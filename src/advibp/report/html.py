@@ -42,7 +42,7 @@ def write_page(
 ) -> None:
     """Write a page about some runs, which may be none.
 
-    Example:
+    Examples:
         ```python
         write_page("report.html", [read_run("runs/first")], title="First run")
         ```

@@ -11,7 +11,7 @@ from typing import Literal
 class TableSection:
     """A table.
 
-    Example:
+    Examples:
         >>> TableSection(title="Errors", head=["eps", "error"], rows=[["0.1", "3.20 %"]]).head
         ['eps', 'error']
 
@@ -34,7 +34,7 @@ class TableSection:
 class Series:
     """A series of a chart.
 
-    Example:
+    Examples:
         >>> Series(name="advibp", x=[0.1, 0.2], y=[3.2, 5.1]).name
         'advibp'
 
@@ -57,7 +57,7 @@ class Series:
 class ChartSection:
     """A chart of one or more series.
 
-    Example:
+    Examples:
         >>> ChartSection(title="Errors", x="eps", y="error, %", series=[Series(name="a", x=[0.1], y=[3.2])]).kind
         'line'
 

@@ -28,7 +28,7 @@ def reproduce(
     Returns:
         The tables and charts, and the files that were written.
 
-    Example:
+    Examples:
         ```python
         made = reproduce("mnist-table", scale="tiny", out="runs/reproduce")
         print(made.sections[0].rows)

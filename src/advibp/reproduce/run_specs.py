@@ -93,7 +93,7 @@ class Ask:
         where: recipe keys that do not change results: threads, device, data_root.
         command: the user's command, for the files that are written.
 
-    Example:
+    Examples:
         ```python
         ask = Ask(scale="tiny", models=("a",), seeds=(0, 1))
         ```

@@ -131,7 +131,7 @@ class RunFiles:
         certified: certifications by layer-wise stage; None is the final network.
         stale: for certifications of other weights, which are omitted: a message, by layer-wise stage.
 
-    Example:
+    Examples:
         ```python
         run = read_run("runs/first")
         print(run.name, run.last.errors(0.1).best)

@@ -17,7 +17,7 @@ from advibp.training.step_cost import remaining_cost
 class Display(Protocol):
     """Interface of the argument `show` of `advibp.train`. A display is a context manager with three callbacks.
 
-    Example:
+    Examples:
         ```python
         class Losses(advibp.Silent):
             def epoch(self, training, metrics):
@@ -42,7 +42,7 @@ class Display(Protocol):
 class Silent:
     """A display that shows nothing.
 
-    Example:
+    Examples:
         ```python
         advibp.train(net, data, eps=0.1, show=advibp.Silent())
         ```

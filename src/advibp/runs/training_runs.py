@@ -55,7 +55,7 @@ class Run:
         summary: contents of summary.json: command, seconds, number of parameters, validation errors, hardware.
         path: the run's folder; None if `train` was called without `out`.
 
-    Example:
+    Examples:
         ```python
         run = advibp.open_run("runs/first")
         print(run.recipe.eps, run.history[-1]["verified_error"], run.summary["seconds"])
@@ -116,7 +116,7 @@ def train(
     Raises:
         UserError: an argument is wrong, the folder has another run, or the training diverges.
 
-    Example:
+    Examples:
         ```python
         data = advibp.data.load("mnist")
         net = advibp.nets.build("dm-small", data.input_shape, data.classes)
@@ -383,7 +383,7 @@ def open_run(path: str | Path, net: nn.Module | None = None, stage: int | None =
     Raises:
         UserError: the folder is not a finished run, a file is damaged, or the weights do not match `net`.
 
-    Example:
+    Examples:
         ```python
         run = advibp.open_run("runs/first")
         cert = advibp.certify(run.net, advibp.data.load("mnist").test.take(10), eps=run.recipe.eps)

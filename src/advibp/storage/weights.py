@@ -30,7 +30,7 @@ def load_weights(net: nn.Module, path: str | Path) -> None:
     Raises:
         UserError: the file is missing, damaged or a pickle, or does not match the network.
 
-    Example:
+    Examples:
         ```python
         safetensors.torch.save_file(net.state_dict(), "w.safetensors")
         load_weights(net, "w.safetensors")

@@ -25,7 +25,7 @@ Loss = Literal["ce", "margin", "dlr"]
 class Attack:
     """PGD or APGD with a random start. The defaults are the paper's PGD-200.
 
-    Example:
+    Examples:
         >>> print(Attack(steps=40, restarts=2))
         pgd steps=40 step=0.1eps restarts=2 loss=ce random start
 

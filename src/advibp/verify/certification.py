@@ -84,7 +84,7 @@ def certify(
     The stages run cheapest first: the clean pass, cheap verifiers, the attack, the other verifiers. An image leaves at
     its first verdict. The network is used in evaluation mode and gets its mode back.
 
-    Example:
+    Examples:
         >>> import advibp
         >>> net = advibp.nets.build("FC 20", input_shape=(1, 28, 28), seed=0)
         >>> test = advibp.data.load("mnist").test.take(8)

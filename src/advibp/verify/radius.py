@@ -101,7 +101,7 @@ def largest_proved_eps(
 ) -> Tensor:
     """Find the largest proved eps of each image by bisection.
 
-    Example:
+    Examples:
         >>> import torch, advibp
         >>> net = advibp.nets.build("FC 4", input_shape=(1, 2, 2), classes=3, seed=0)
         >>> x = torch.full((2, 1, 2, 2), 0.5)

@@ -208,7 +208,7 @@ class _Errors(dict[str, float]):
 class Certificate:
     """The records of a certification, and errors computed from them.
 
-    Example:
+    Examples:
         >>> import torch, advibp
         >>> net = advibp.nets.build("FC 4", input_shape=(1, 2, 2), classes=3, seed=0)
         >>> x = torch.full((2, 1, 2, 2), 0.5)

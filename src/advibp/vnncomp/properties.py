@@ -64,7 +64,7 @@ def decide(
     Raises:
         UserError: the property has another number of inputs or outputs than the network.
 
-    Example:
+    Examples:
         ```python
         net = advibp.vnncomp.load_onnx("first.onnx")
         prop = advibp.vnncomp.read_vnnlib("props/test-000000-eps-0.1.vnnlib")

@@ -34,7 +34,7 @@ class Scheduled(Memoryless):
         start: kappa at the start of the ramp.
         end: kappa at its end.
 
-    Example:
+    Examples:
         >>> from advibp.weighting import Scheduled
         >>> weights = Scheduled(start=1.0, end=0.5).weights(ramped=0.5)
         >>> weights.lower, weights.upper
@@ -59,7 +59,7 @@ class Fixed(Memoryless):
         lower: weight of the lower loss.
         upper: weight of the upper loss.
 
-    Example:
+    Examples:
         >>> from advibp.weighting import Fixed
         >>> Fixed(0.5, 0.5).weights().lower
         0.5

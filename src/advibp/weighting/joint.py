@@ -60,7 +60,7 @@ def joint_backward(
     Raises:
         UserError: if no parameter requires a gradient.
 
-    Example:
+    Examples:
         >>> import torch, advibp
         >>> from advibp import objectives
         >>> net = torch.nn.Linear(4, 3)

@@ -142,7 +142,7 @@ class Moments:
         m: gradient moments without bias correction, (2, n); None before the first update.
         v: norm moments without bias correction, (2,); None before the first update.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from advibp import Moments
         >>> weighting = Moments()

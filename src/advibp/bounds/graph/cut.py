@@ -55,7 +55,7 @@ def cuts(net: nn.Module, x: Tensor) -> tuple[list[Cut], list[str]]:
     Returns:
         The cuts in the order in which their layers run, and for each layer that cannot be cut the reason.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from advibp import nets
         >>> from advibp.bounds.graph.cut import cuts

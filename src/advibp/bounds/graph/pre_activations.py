@@ -48,7 +48,7 @@ def record_pre_activations() -> Iterator[list[Any]]:
     Yields:
         A list that grows by one value per ReLU.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from torch import nn
         >>> from advibp.bounds.graph.pre_activations import record_pre_activations

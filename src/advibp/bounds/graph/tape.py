@@ -40,7 +40,7 @@ class Tape:
         nodes: the calls. Node 0 is the input.
         output: index of the node of the output.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from torch import nn
         >>> from advibp.bounds.graph.tape import Tape

@@ -25,7 +25,7 @@ def alpha_margins(bounds: LinearBounds, y: Tensor, *, steps: int = 20, lr: float
     Returns:
         Lower bounds (B, K) of z_y - z_k.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from advibp import Box, nets
         >>> from advibp.bounds import crown

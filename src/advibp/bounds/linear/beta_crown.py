@@ -112,7 +112,7 @@ class SplitBounds:
     Attributes:
         bends: (V,), whether a kink is a ReLU, which can be split.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from torch import nn
         >>> from advibp import Box

@@ -42,7 +42,7 @@ class LinearBounds(BackwardPass):
         intermediate_bounds: bounds (lower, upper), (B, ...) each, of every pre-activation, by node of the tape.
         lost: the maximal effect of rounding on the margins of each image (B,); 0 in real arithmetic.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from torch import nn
         >>> from advibp import Box
@@ -187,7 +187,7 @@ def intermediate(bounds: LinearBounds) -> Iterator[tuple[str, Box]]:
     Yields:
         The name of the layer that computes a pre-activation, and its box (B, ...).
 
-    Example:
+    Examples:
         >>> import torch
         >>> from advibp import Box, nets
         >>> from advibp.bounds import crown, intermediate
@@ -206,7 +206,7 @@ def crown_ibp(net: nn.Module, box: Box) -> LinearBounds:
         net: the network.
         box: inputs (B, ...).
 
-    Example:
+    Examples:
         >>> import torch
         >>> from advibp import Box, nets
         >>> from advibp.bounds import crown_ibp
@@ -226,7 +226,7 @@ def crown(net: nn.Module, box: Box, *, at_once: int = 512) -> LinearBounds:
         box: inputs (B, ...).
         at_once: maximal number of rows per backward pass, which limits the memory. Default: 512.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from advibp import Box, nets
         >>> from advibp.bounds import crown

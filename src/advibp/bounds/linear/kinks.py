@@ -95,7 +95,7 @@ class Kinks:
         of: activation (node) -> its kinks.
         count: V, the number of all kinks.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from torch import nn
         >>> from advibp import Box

@@ -33,7 +33,7 @@ def load(path: str | os.PathLike[str]) -> OnnxNet:
     Raises:
         UserError: the file is missing or damaged, or uses an operator that is not supported.
 
-    Example:
+    Examples:
         ```python
         net = advibp.vnncomp.load_onnx("first.onnx")
         logits = net(torch.rand(8, *net.input_shape))

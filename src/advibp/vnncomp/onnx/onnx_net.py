@@ -62,7 +62,7 @@ class OnnxNet(nn.Module):
         output_name: name of the output in the file.
         file_input_shape: input shape of the file for a batch of one, as other programs expect it.
 
-    Example:
+    Examples:
         ```python
         net = advibp.vnncomp.load_onnx("first.onnx")
         bounds = net(advibp.Box.ball(torch.rand(1, *net.input_shape), 0.01))

@@ -58,7 +58,7 @@ def save(net: nn.Module, path: str | os.PathLike[str], input_shape: Sequence[int
     Raises:
         UserError: torch can't export the network, or the outputs of onnxruntime differ.
 
-    Example:
+    Examples:
         ```python
         saved = advibp.vnncomp.save_onnx(net, "first.onnx", (1, 28, 28))
         print(saved.operators, saved.difference)

@@ -55,7 +55,7 @@ class Property:
         outputs: K, the number of output elements.
         cases: the boxes and their constraints.
 
-    Example:
+    Examples:
         ```python
         prop = advibp.vnncomp.read_vnnlib("props/test-000000-eps-0.1.vnnlib")
         print(prop.inputs, prop.outputs, len(prop.cases))
