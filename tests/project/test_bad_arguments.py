@@ -204,7 +204,7 @@ def test_invalid_attack(options: dict[str, Any]) -> None:
     ids=lambda data: type(data).__name__,
 )
 def test_training_without_a_data_set_says_how_to_make_one(data: Any) -> None:
-    refused(lambda: train(network(), data, eps=0.1), "make one with advibp.data.from_")
+    refused(lambda: train(network(), data, eps=0.1), "create one with advibp.data.from_")
 
 
 @pytest.mark.parametrize("options", [{"recipe": 3}, {"method": 3}, {"eps": [0.1]}, {"show": 3}, {"out": 3}], ids=str)

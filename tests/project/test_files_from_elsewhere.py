@@ -78,10 +78,10 @@ def test_result_file(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        ("certify --onnx {0}/net.onnx", "needs --onnx NET and --vnnlib"),
-        ("certify --vnnlib {0}/p", "needs --onnx NET and --vnnlib"),
+        ("certify --onnx {0}/net.onnx", "Give --onnx NET and --vnnlib"),
+        ("certify --vnnlib {0}/p", "Give --onnx NET and --vnnlib"),
         ("certify {0}/run --onnx {0}/net.onnx --vnnlib {0}/p", "no run"),
-        ("certify --onnx {0}/data.npz --vnnlib {1}", "no ONNX file"),
+        ("certify --onnx {0}/data.npz --vnnlib {1}", "not an ONNX file"),
         ("certify --onnx {0}/none.onnx --vnnlib {1}", "none.onnx"),
         ("certify --onnx {0}/net.onnx --vnnlib {0}/none", "can't be read"),
         ("certify --onnx {0}/net.onnx --vnnlib {0}/net.onnx", "net.onnx"),
@@ -89,7 +89,7 @@ def test_result_file(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("certify --onnx {0}/net.onnx --vnnlib {1} --timeout nan", "timeout is nan"),
         ("certify --onnx {0}/net.onnx --vnnlib {1} --device moon", "moon"),
         ("certify --onnx {0}/net.onnx --vnnlib {1} --result {0}/none/answer.txt", "none does not exist"),
-        ("certify --onnx {0}/net.onnx --vnnlib {1} --result {0}", "free or name another place"),
+        ("certify --onnx {0}/net.onnx --vnnlib {1} --result {0}", "choose another place"),
     ],
 )
 def test_error_message_and_last_line(
@@ -133,7 +133,7 @@ def test_contradictory_property(place: Path, capsys: pytest.CaptureFixture[str],
     assert call(f"certify --onnx {place}/net.onnx --vnnlib {tmp_path}/p.vnnlib") == 0
     out, err = capsys.readouterr()
     assert out == "unsat\n"
-    assert "whatever the network" in err
+    assert "contradict each other" in err
 
 
 def test_a_radius_of_0_is_not_the_one_of_the_run(place: Path, tmp_path: Path) -> None:

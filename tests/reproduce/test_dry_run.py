@@ -22,7 +22,7 @@ from advibp.training import Training
 
 @pytest.fixture
 def no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No data set but those in the package is there; whoever loads, fetches or steps fails."""
+    """Only the data in the package exist; loading, downloading and training fail."""
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise AssertionError("a dry run must not load, fetch or train")
@@ -36,7 +36,7 @@ def no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def dry_run(command: str, out: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """What it prints, without line breaks."""
+    """Return the output without line breaks."""
     assert call(f"reproduce {command} --dry-run --threads 1 --out {out}") == 0
     assert not out.exists()
     return " ".join(capsys.readouterr().out.split())
@@ -46,11 +46,11 @@ def dry_run(command: str, out: Path, capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize("name", [*PLANS, "cifar-table --scale paper", "models-table --data cifar10"])
 def test_it_neither_loads_nor_fetches(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed = dry_run(name, tmp_path / "out", capsys)
-    hours = re.search(r"Training: about ([\d:]+) in all", printed)
+    hours = re.search(r"Training: about ([\d:]+) in total", printed)
     assert hours
     trains = name not in ("gradient-cases", "theory")
     assert (hours[1] != "0:00") == trains
-    assert ("a prediction, not a measurement" in printed) == trains
+    assert ("This prediction" in printed) == trains
     assert not (tmp_path / "data").exists()
 
 
@@ -59,8 +59,8 @@ def test_data_of_unknown_size_get_no_number(tmp_path: Path, capsys: pytest.Captu
     x, y = halves(40, size=28)
     np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     printed = dry_run(f"cnn-table --data {tmp_path / 'own.npz'}", tmp_path / "out", capsys)
-    assert "Training: about 0:00 in all" in printed
-    assert "4 of the runs are not in this sum" in printed
+    assert "Training: about 0:00 in total" in printed
+    assert "The total excludes 4 runs" in printed
     assert printed.count("unknown") >= 4
 
 

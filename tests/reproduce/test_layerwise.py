@@ -65,7 +65,7 @@ def test_an_unfinished_run_shows_the_stages_it_has(whole: Path, tmp_path: Path) 
     assert [row["stage"] for row in rows] == list("0101")
     assert rows == [row for row in table_of(whole) if row["stage"] in "01"]
     assert {(row["runs"], row["stages"], row["share of the first two, %"]) for row in shares} == {("0", "3", "unknown")}
-    assert f"{NAME} has 1 of its 3 stages" in notes
+    assert f"{NAME} has only 1 of its 3 stages" in notes
     # It gets further: the next figure shows more, and certifies only that.
     shutil.copyfile(whole / "out" / NAME / "stages" / "stage-2.safetensors", run / "stages" / "stage-2.safetensors")
     rows, shares, _ = reproduce(tmp_path / "out", tmp_path / "runs")
@@ -85,7 +85,7 @@ def test_a_run_that_was_trained_with_fewer_stages_is_taken(whole: Path, tmp_path
     (run / "recipe.yaml").write_text(recipe.replace('\nstages: "all"', "\nstages: 2"))
     rows, _, notes = reproduce(tmp_path / "out", tmp_path / "kept")
     assert rows == [row for row in table_of(whole) if row["stage"] in "012"]
-    assert f"{NAME} has 2 of its 3 stages" in notes
+    assert f"{NAME} has only 2 of its 3 stages" in notes
     # One with all stages goes first.
     shutil.copytree(whole / "kept" / NAME, tmp_path / "kept" / "whole")
     rows, _, _ = reproduce(tmp_path / "out", tmp_path / "kept")

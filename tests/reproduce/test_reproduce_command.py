@@ -226,7 +226,7 @@ def test_models_are_ranked(out: Path) -> None:
             assert best <= median <= worst
     text = (out / "models-table" / "table.md").read_text()
     assert re.search(
-        r"eps 0.2: advibp has a lower verified error than crown-ibp in \d of 2 nets \(paper: 9 of 10\)", text
+        r"eps 0.2: advibp has a lower verified error than crown-ibp on \d of 2 nets \(paper: 9 of 10\)", text
     )
 
 
