@@ -93,7 +93,7 @@ def test_radii_refuse_searches() -> None:
 def test_smooth_activations_are_refused_in_a_sentence() -> None:
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
     x = torch.rand(3, 1, 2, 2)
-    with pytest.raises(UserError, match="curved"):
+    with pytest.raises(UserError, match="not piecewise linear"):
         certify(net, x, net(x).argmax(1), 0.5, by=["milp"], attack=QUICK)
 
 

@@ -198,5 +198,5 @@ def test_a_float32_network_is_checked_in_its_own_precision() -> None:
 def test_smooth_activations_are_refused() -> None:
     made = network(5, "fc")
     net = nn.Sequential(made.net, nn.Sigmoid())
-    with pytest.raises(UnsupportedOperation, match="curved"):
+    with pytest.raises(UnsupportedOperation, match="not piecewise linear"):
         branch(Question.robustness(net, torch.rand(1, *made.shape).double(), 0, 0.1, 3))

@@ -112,7 +112,7 @@ def test_a_float32_network_is_checked_in_its_own_precision() -> None:
 
 def test_smooth_activations_are_refused() -> None:
     net = nn.Sequential(nn.Linear(2, 3), nn.Sigmoid(), nn.Linear(3, 2))
-    with pytest.raises(UnsupportedOperation, match="curved"):
+    with pytest.raises(UnsupportedOperation, match="not piecewise linear"):
         milp(Question.robustness(net, torch.rand(1, 2), 0, 0.1, 2))
 
 
