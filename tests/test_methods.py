@@ -181,7 +181,7 @@ def test_a_method_by_its_place_on_the_command_line(
     assert cli.main(["certify", "run", "--eps", "0.1", "--limit", "5", "--steps", "2"]) == 0
     capsys.readouterr()
     assert cli.main(["train", "--resume", "--out", "run"]) == 2
-    assert "type --method mine.py:M too" in capsys.readouterr().err
+    assert "add --method mine.py:M" in capsys.readouterr().err
     assert cli.main(["train", "--resume", "--method", "mine.py:M", "--out", "run"]) == 0
     assert cli.main(["train", "--resume", "--method", "ibp", "--out", "run"]) == 2
     assert "was started with method = mine.py:M, not ibp" in capsys.readouterr().err

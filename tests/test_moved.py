@@ -15,7 +15,7 @@ from advibp.moved import MOVED
 @pytest.mark.parametrize("old", MOVED)
 def test_an_old_name_is_the_new_module_and_warns(old: str) -> None:
     sys.modules.pop(old, None)
-    with pytest.warns(DeprecationWarning, match=f"{old} is now {MOVED[old]}"):
+    with pytest.warns(DeprecationWarning, match=f"{old} was renamed to {MOVED[old]}"):
         module = importlib.import_module(old)
     new = importlib.import_module(MOVED[old])
     public = [name for name in vars(new) if not name.startswith("_")]

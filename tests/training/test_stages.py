@@ -240,7 +240,7 @@ def test_every_stage_is_kept_and_told(tmp_path: Path, capsys: pytest.CaptureFixt
     ]
     assert found[0]["percent"] == found[1]["percent"]
     assert main(["certify", out, "--stage", "3"]) == 2
-    assert "no stage 3" in capsys.readouterr().err
+    assert "no layer-wise stage 3" in capsys.readouterr().err
     first = open_run(out, stage=0).net
     final = open_run(out).net
     assert not torch.equal(first[-1].weight, final[-1].weight)

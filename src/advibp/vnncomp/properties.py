@@ -34,7 +34,7 @@ class Finding:
 
     Attributes:
         verdict: "sat", "unsat", "unknown" or "timeout".
-        by: the method that found a counterexample: "attack", "bab" or "milp"; "" otherwise.
+        by: "attack" or the complete verifier that found a counterexample; "" otherwise.
         x: the counterexample (N,) if the verdict is "sat".
         y: the network's outputs (K,) at x.
     """
