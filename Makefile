@@ -1,4 +1,4 @@
-# Every target does all it needs on a fresh machine with Python 3.11 or newer, and installs nothing twice.
+# Every target installs what it needs, once. It needs Python 3.11 or newer.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -13,10 +13,10 @@ help:
 	@echo "make test     run the tests, with the same random numbers every time"
 	@echo "make fuzz     run property tests with new random numbers for FUZZ_MINUTES=30 minutes"
 	@echo "make docs     build the documentation as a site: site/index.html"
-	@echo "make bench    measure what a training step costs, as ratios (five minutes, on an idle machine)"
+	@echo "make bench    measure the time of a training step, as ratios (five minutes, on an idle machine)"
 	@echo "make endure   kill trainings and certifications a hundred times and check that nothing is lost (15 minutes)"
-	@echo "make lint     check style, types and who imports whom"
-	@echo "make format   put the code in the house style"
+	@echo "make lint     check style, types and the import contract"
+	@echo "make format   format the code"
 	@echo "make wheel    build dist/advibp-*.whl"
 	@echo "make clean    remove what was built (not .venv, not runs)"
 
@@ -26,7 +26,7 @@ demo: $(VENV)/.installed
 	$(BIN)/advibp certify runs/demo --radius --limit 500 --steps 20
 	$(BIN)/advibp report runs/demo
 
-# Pages are tried in a browser. Where there is none those tests are skipped, but not where everything has to be tested.
+# Browser tests are skipped if there is no browser. In CI the browser is installed first.
 test: $(VENV)/.installed-dev $(if $(CI),browser)
 	$(BIN)/pytest -n 2
 
@@ -38,7 +38,7 @@ fuzz: $(VENV)/.installed-dev
 browser:
 	@command -v chromium > /dev/null || { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install chromium chromium-driver > /dev/null; }
 
-# The variable silences an advertisement of the theme's, which looks like a warning.
+# The variable hides an advertisement that the theme prints.
 docs: $(VENV)/.installed-dev
 	$(BIN)/python docs/hooks/tables.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -68,7 +68,7 @@ wheel: $(VENV)/.installed-dev
 clean:
 	rm -rf build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
-# pip is the last thing a venv gets: where it exists, the venv is whole.
+# pip is installed last, so the venv is complete if pip exists.
 $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit("advibp needs Python 3.11 or newer; try: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)

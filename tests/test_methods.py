@@ -257,9 +257,12 @@ def test_a_method_is_made_of_something() -> None:
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        (lambda: Method(says="x", lower="ibp"), "functions, such as"),  # type: ignore[arg-type]
-        (lambda: Method(says="x", lower=objectives.pgd, latent="boxes"), "latent is None"),  # type: ignore[arg-type]
-        (lambda: Method(says="x", lower=objectives.pgd, upper=objectives.ibp, latent="zonotope"), "without an upper"),
+        (lambda: Method(says="x", lower="ibp"), "must be functions, such as"),  # type: ignore[arg-type]
+        (lambda: Method(says="x", lower=objectives.pgd, latent="boxes"), "latent must be None"),  # type: ignore[arg-type]
+        (
+            lambda: Method(says="x", lower=objectives.pgd, upper=objectives.ibp, latent="zonotope"),
+            "only without an upper",
+        ),
         (lambda: Method(says="x", lower=lambda net, inputs, y, *a: net(inputs.x).sum()), "returned Tensor"),
         (
             lambda: Method(says="x", lower=objectives.pgd, upper=objectives.ibp, weighting=lambda a: Moments(a)),

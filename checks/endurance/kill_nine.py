@@ -202,7 +202,7 @@ class Endurance:
         """Send the signal at the chosen moment; False if the process ended before."""
         seen = Folder(folder)
         if self.signal != "KILL":
-            self.until(process, lambda: "L_IBP" in self.said())  # the header is printed when the training starts
+            self.until(process, lambda: "L_upper" in self.said())  # the header is printed when the training starts
         after = time.monotonic() + wait
         self.until(process, lambda: time.monotonic() >= after)
         seen.sizes = seen.log_sizes()

@@ -54,7 +54,7 @@ class Method:
         kappa: weight of the lower loss for fixed or scheduled weights, if the recipe has none.
         latent: the sets of layer-wise stages; None if the method has no stages.
         recipe: the method's own defaults of recipe keys.
-        reads: recipe keys that only some methods read; the others refuse them.
+        reads: recipe keys of this method that not every method accepts.
         batchnorm: whether its bounds support BatchNorm in training.
         per_image: whether its losses are means over images that do not depend on each other.
         verifier: the verifier that it is trained for; "" for none.
@@ -92,11 +92,13 @@ class Method:
         if self.lower is None and self.upper is None:
             raise UserError("A Method needs a lower objective, an upper one, or both.")
         if not all(objective is None or callable(objective) for objective in (self.lower, self.upper)):
-            raise UserError("The objectives of a Method are functions, such as advibp.objectives.ibp, not their names.")
+            raise UserError("lower and upper must be functions, such as advibp.objectives.ibp, not names.")
         if not callable(self.weighting) and self.weighting not in WEIGHTINGS:
             raise UserError(f"There is no weighting '{self.weighting}'; choose from {', '.join(WEIGHTINGS)}.")
         if self.latent not in (None, "box", "zonotope") or (self.latent == "zonotope" and self.upper):
-            raise UserError("latent is None, 'box', or 'zonotope' for a Method without an upper objective.")
+            raise UserError(
+                "latent must be None, 'box' or 'zonotope'; 'zonotope' is allowed only without an upper objective."
+            )
         for key in ("lower", "upper"):
             if (objective := getattr(self, key)) is not None:
                 object.__setattr__(self, key, objectives.as_objective(objective))
@@ -128,7 +130,7 @@ METHODS: dict[str, Method] = {
         recipe=_NATURAL_WARM_UP,
         verifier="",
         properties=Properties(efficient=True, empirical=True),
-        needs="care: catastrophic overfitting is possible",
+        needs="catastrophic overfitting is possible",
     ),
     "rs-fgsm": Method(
         says="adversarial loss, FGSM with random start",

@@ -84,8 +84,8 @@ def run_restarts(
 ) -> AttackResult:
     """Run an iterative attack several times and return the best iterate of each input.
 
-    A misclassified iterate is better than a correctly classified one. Between two iterates of one kind the one with the
-    higher score wins. Every iterate lies in the feasible set of real numbers.
+    A misclassified iterate is better than a correctly classified one. Of two misclassified or two correctly classified
+    iterates, the one with the higher score is kept. Every iterate lies in the feasible set of real numbers.
 
     Args:
         rule: how iterates move.

@@ -1,4 +1,4 @@
-"""Sets of inputs as values, and bounds of a network's outputs over them."""
+"""Sets of inputs that can be passed to a network, and bounds of a network's outputs over them."""
 
 from advibp.bounds.box import Box
 from advibp.bounds.linear.crown import LinearBounds, crown, crown_ibp, intermediate

@@ -1,4 +1,4 @@
-"""advibp data"""
+"""The command `advibp data`."""
 
 from __future__ import annotations
 

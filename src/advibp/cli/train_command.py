@@ -17,7 +17,7 @@ from advibp.recipe import Recipe, read
 from advibp.runs import first_net, train
 from advibp.runs.next_steps import how_to_certify
 from advibp.runs.recipe_data import load_data
-from advibp.runs.resuming import recipe_of
+from advibp.runs.resuming import recipe_of, should_resume
 from advibp.runs.training_display import Live
 from advibp.storage.run_folder import RunFolder
 
@@ -77,7 +77,7 @@ def options_of(args: argparse.Namespace) -> dict[str, Any]:
 def run_train(args: argparse.Namespace) -> None:
     options = options_of(args)
     method = user_method(args.method)
-    if args.resume and args.out and RunFolder(Path(args.out)).exists:
+    if args.out and should_resume(RunFolder(Path(args.out)), args.resume):
         # The recipe comes from the folder. `train` checks that the options agree with it.
         stored = recipe_of(RunFolder(Path(args.out))).as_dict()
         requested = {**stored, **(read(args.recipe) if args.recipe else {}), **options}
@@ -100,8 +100,7 @@ def run_train(args: argparse.Namespace) -> None:
         args.out
         or f"runs/{Path(recipe.data).stem}-{Path(recipe.net).stem}-{recipe.method.rpartition(':')[2]}-eps{recipe.eps:g}"
     )
-    if RunFolder(out).exists and not args.resume:
-        raise UserError(f"{out} already has a run; add --resume to continue it, or choose another --out.")
+    should_resume(RunFolder(out), args.resume)
     data = load_data(recipe, recipe.data, recipe.limit)
     net = first_net(recipe, data, weights=not RunFolder(out).has_weights)
     OUT.print(

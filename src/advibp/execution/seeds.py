@@ -34,7 +34,7 @@ def mix_number(seed: int, stream: int, value: float) -> int:
 
 
 def mix_to_32_bits(*numbers: int) -> int:
-    """Derive a 32-bit seed from any number of integers by BLAKE2. NumPy takes no longer seeds."""
+    """Derive a 32-bit seed from any number of integers by BLAKE2. NumPy does not accept longer seeds."""
     digest = hashlib.blake2b(" ".join(map(str, numbers)).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little")
 

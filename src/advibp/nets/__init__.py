@@ -1,4 +1,4 @@
-"""Networks given by a name, by a text in the paper's notation, or by a user's function. Depends on torch only."""
+"""Networks given by a name, by a text in the paper's notation, or by a user's function."""
 
 from advibp.nets.building import build
 from advibp.nets.initialization import Init, ibp_init

@@ -13,8 +13,8 @@ from advibp.errors import UserError
 class Normalize(nn.Module):
     """Normalize each channel: ``(x - mean) / std``.
 
-    As the first layer of a network it lets eps be in units of pixels in [0, 1]. Mean and std are buffers, so they are
-    saved with the weights.
+    Use it as the first layer: the images stay in [0, 1], and eps has the same units. Mean and std are buffers, so they
+    are saved with the weights.
 
     Args:
         mean: one number, or one per channel.

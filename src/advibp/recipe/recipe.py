@@ -89,8 +89,8 @@ class Recipe:
     c_max: float | str = _option(
         1e-4,
         or_word("auto", share_or(number(0))),
-        "threshold of FOSC at first: below it a conflict prioritizes the adversarial loss; auto: FOSC after the "
-        "warm-up; 30%: prioritize it in that share of the conflicts",
+        "initial threshold of FOSC: in a conflict the adversarial loss is prioritized if FOSC is at most c_t; auto: "
+        "FOSC after the warm-up; 30%: in that share of the conflicts",
     )
     c_extra: Span = _option(0.0, span, "epochs at full eps before c_t, or the share, decays")
     c_decay: Span = _option("10%", span, "T': epochs in which c_t, or the share, falls from c_max to 0")

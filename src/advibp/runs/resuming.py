@@ -17,6 +17,17 @@ WHERE = ("device", "threads", "at_once", "recompute", "data", "data_root", "publ
 _LATER = ("stages", "stage_epochs", "stage_lr", "stage_lr_milestones")
 
 
+def should_resume(folder: RunFolder, resume: bool) -> bool:
+    """Return whether a training continues the run in a folder.
+
+    Raises:
+        UserError: if the folder has a run, and `resume` is False.
+    """
+    if folder.exists and not resume:
+        raise UserError(f"{folder.path} already has a run; add --resume to continue it, or choose another --out.")
+    return folder.exists
+
+
 def recipe_of(folder: RunFolder) -> Recipe:
     """Return the recipe of a run; old names of methods are updated."""
     keys = folder.recipe()

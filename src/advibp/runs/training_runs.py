@@ -27,7 +27,7 @@ from advibp.execution.seeds import preserve_global_state
 from advibp.methods import METHODS, Method
 from advibp.recipe import Recipe
 from advibp.runs.next_steps import has_command, how_to_go_on
-from advibp.runs.resuming import check_same_run, recipe_of, restore, save
+from advibp.runs.resuming import check_same_run, recipe_of, restore, save, should_resume
 from advibp.runs.stopping import Stopped, StopRequest
 from advibp.runs.training_display import Display, Live
 from advibp.storage import checkpoint
@@ -144,7 +144,7 @@ def train(
     else:
         recipe = Recipe.load(recipe, user_method, **{"data": data.name, "net": type(net).__name__, **options})
     folder = RunFolder(path) if path is not None else None
-    continues = folder is not None and resume and folder.exists
+    continues = folder is not None and should_resume(folder, resume)
     with (
         StopRequest() as stop,
         preserve_global_state(),

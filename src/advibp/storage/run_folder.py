@@ -1,4 +1,4 @@
-"""Read and write the files of a run's folder.
+"""Low-level access to the files of a run's folder. To read the results of a run, use `advibp.read_run`.
 
     recipe.yaml  metrics.jsonl  events/  checkpoints/  model.safetensors  stages/  summary.json  certify/
 
@@ -87,8 +87,6 @@ class RunFolder:
 
     def create(self, recipe: str) -> None:
         """Create the folder of a new run; `recipe` is the text of recipe.yaml."""
-        if self.exists:
-            raise UserError(f"{self.path} already has a run; add --resume to continue it, or choose another --out.")
         if self.has_weights:
             raise UserError(f"{self.path} has a run without recipe.yaml; restore that file, or choose another --out.")
         try:

@@ -41,7 +41,7 @@ class Record:
         counterexample: "file#row" in the folder of the records, if there is one.
         weights: Fingerprint of the weights alone, to compare with a run's folder; "" if unknown.
         arithmetic: What a proof covers. Old records without this field ignore rounding: "real".
-        real_margin: Lower margin in real arithmetic of an undecided image that would be proved there.
+        real_margin: Lower margin in real arithmetic of an undecided image that would be proved in real arithmetic.
     """
 
     index: int

@@ -70,7 +70,7 @@ class Proof:
 
     @property
     def lost(self) -> Tensor | float:
-        """Upper bound of what rounding errors cost the linear margins of each image (B,)."""
+        """Upper bound of the decrease of the linear margins by rounding errors of each image (B,)."""
         return 0.0 if self._linear is None else self._linear.lost
 
     @property
@@ -172,7 +172,7 @@ def searches() -> dict[str, Search]:
 
 
 def complete_verifiers() -> list[str]:
-    """The verifiers of `by="complete"`: they decide every image, given enough time."""
+    """The verifiers of `by="complete"`: together they decide every image, given enough time."""
     return [name for name, row in VERIFIERS.items() if row.in_complete]
 
 

@@ -1,11 +1,11 @@
 """Record the torch calls that a network makes.
 
 The network runs on a `Traced` value under a TorchFunctionMode that sees every torch function. Each call becomes a
-`Node`. This includes calls on weights, buffers and random numbers only: a weight that is computed in forward is
-computed again, with its gradient, when the tape is replayed. Calls that a replay could not repeat raise an error.
+`Node`. Calls that have only weights, buffers or random numbers as arguments are recorded too: a weight that is
+computed in forward is computed again, with its gradient, when the tape is replayed. Calls that a replay could not repeat raise an error.
 
 In-place writes are recognized by the version counters of the arguments, and values that share memory by the address of
-their storage. A node therefore knows the values it uses and the writes that came before it.
+their storage. Each node therefore stores the values that it uses and the earlier writes to them.
 """
 
 from __future__ import annotations
@@ -195,7 +195,10 @@ class Recording(TorchFunctionMode):
         return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
 
     def _as_traced(self, index: int, value: Recordable, leaves: list[Any]) -> Any:
-        """Return the value of a node as Traced. An argument with this value then stands for the node."""
+        """Return the value of a node as Traced.
+
+        If an argument has this value (in-place operation), the argument now refers to the new node.
+        """
         self._alive.append(value)
         for leaf in leaves:
             if value_of(leaf) is value:

@@ -217,7 +217,7 @@ def cover_rounding(
     which are added up. Both errors are multiples of the coefficients' magnitudes.
 
     Args:
-        lines: the relaxation.
+        relaxation: the relaxation.
         lower: lower bounds l (B, ...).
         upper: upper bounds u (B, ...).
         rounding: the arithmetic.

@@ -37,12 +37,12 @@ def _box(func: Func, *args: Any, **kwargs: Any) -> Any:
 
 
 def _each(func: Func, *args: Any, **kwargs: Any) -> Callable[[Tensor], Any]:
-    """Return `func` on each symbol's generator separately, so that its dimensions do not count the axis of symbols."""
+    """Return a function that applies `func` to each symbol's generator, whose axes do not count that of symbols."""
     return torch.vmap(lambda generator: func(generator, *args, **kwargs))
 
 
 def _refuse_mixing(func: Func) -> NoReturn:
-    """Raise, because an operation moves elements between images."""
+    """Raise the error for an operation that moves elements between images."""
     advice = "keep the images on axis 0, or run them in batches of one."
     unsupported(f"{name_of(func)} moves elements between the images of a Zonotope, or its axis 0", advice)
 
@@ -50,10 +50,11 @@ def _refuse_mixing(func: Func) -> NoReturn:
 def _check_images_separate(
     func: Func, shapes: list[torch.Size], call: Callable[..., Any], device: torch.device
 ) -> None:
-    """Raise if an operation moves elements between images. It must be linear with coefficients >= 0, or a maximum.
+    """Raise if an operation moves elements between images.
 
-    Each element is replaced by the number of its image. An element of image b in the result depends on image b only if
-    and only if the weighted squared distance of its sources from b,
+    This check is valid only for operations that are linear with coefficients >= 0, or a maximum. Each element is
+    replaced by the number of its image. An element of image b in the result depends on no other image exactly if the
+    weighted squared distance of its sources from b,
 
         sum_i w_i (b_i - b)^2 = f(b_i^2) - 2 b f(b_i) + b^2 f(1),
 

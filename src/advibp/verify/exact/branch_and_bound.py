@@ -141,7 +141,7 @@ class _Search:
         return downhill(self._question, points[some], torch.tensor(self._left)[parts.which[some].cpu()])
 
     def _bound(self, pool: _Pool) -> _Pool:
-        """Bound the subproblems and return the undecided ones. Input bounds are the parents'."""
+        """Bound the subproblems and return the undecided ones. `pool.bounds` are the parents' bounds."""
         ascended, parts = self._bounds.ascend(
             pool.parts, steps=self._effort.steps, enough=PROVED, deadline=self._deadline
         )
