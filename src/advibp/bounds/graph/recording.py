@@ -2,7 +2,8 @@
 
 The network runs on a `Traced` value under a TorchFunctionMode that sees every torch function. Each call becomes a
 `Node`. Calls that have only weights, buffers or random numbers as arguments are recorded too: a weight that is
-computed in forward is computed again, with its gradient, when the tape is replayed. Calls that a replay could not repeat raise an error.
+computed in forward is computed again, with its gradient, when the tape is replayed. Calls that a replay could not
+repeat raise an error.
 
 In-place writes are recognized by the version counters of the arguments, and values that share memory by the address of
 their storage. Each node therefore stores the values that it uses and the earlier writes to them.
