@@ -31,7 +31,7 @@ from advibp.training import Training
 NETS = {"dm-small": 60, "cnn-small": 30, "dm-medium": 15}  # number of rounds
 METHODS = ["standard", "rs-fgsm", "ibp", "fixed", "advibp", "advcrown-ibp"]  # advcrown-ibp: halfway through the ramp
 #: Only the IBP loss; the method "ibp" also has the regular loss.
-IBP = Method(name="ibp", says="IBP loss", upper=objectives.ibp)
+IBP = Method(name="ibp", description="IBP loss", upper=objectives.ibp)
 #: Numerators and denominators by name.
 RATIOS = {
     **{f"{method} / standard": ((method,), ("standard",)) for method in METHODS if method != "standard"},
@@ -66,7 +66,7 @@ def measure(net: str, rounds: int, methods: list[str], batch: int = 256) -> dict
     """Return the seconds of each round, by job."""
     trainings = {method: training(net, method, batch) for method in methods}
     # In most steps of a real training the past gradients conflict, so that FOSC is measured: the more expensive case.
-    trainings["advibp"].weighting.asks_fosc = lambda: True  # type: ignore[method-assign]
+    trainings["advibp"].weighting.needs_fosc = lambda: True  # type: ignore[method-assign]
     x, y = trainings["advibp"].feed.example(batch)
     floor = Floor(trainings["advibp"].net, x)  # type: ignore[arg-type]
     jobs: dict[str, Callable[[], object]] = {m: (lambda t=t: t.step(x, y)) for m, t in trainings.items()}

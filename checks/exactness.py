@@ -123,7 +123,7 @@ def exact_margin(question: Question) -> float:
     kinks, output = Kinks(bounds), bounds.tape.output
     program = Program(kinks, output, integer=True)
     rows = question.unsafe
-    return min(program.minimise(kinks.linear(output, *row)).claimed for row in rows)
+    return min(program.minimize(kinks.linear(output, *row)).claimed for row in rows)
 
 
 def check(case: Sample, eps: float, seconds: float = 1200.0) -> list[str]:

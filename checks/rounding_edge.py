@@ -114,7 +114,7 @@ def vertices(double: nn.Module, x: Tensor, y: Tensor, eps: Tensor, steps: int) -
     return torch.stack(found)
 
 
-def neighbours(points: Tensor, x: Tensor, eps: Tensor, count: int, seed: int) -> Tensor:
+def neighbors(points: Tensor, x: Tensor, eps: Tensor, count: int, seed: int) -> Tensor:
     """Return points (C, B, ...) that differ by a few float32 numbers in some pixels, so that sums round differently."""
     dice, found = torch.Generator().manual_seed(seed), []
     for _ in range(count):
@@ -138,7 +138,7 @@ def dangerous(net: nn.Module, double: nn.Module, x: Tensor, y: Tensor, eps: Tens
         worst = torch.stack([margins(double(some.double()), y).amin(1) for some in every])  # (P, B)
     rows = worst.topk(min(args.points, len(every)), 0, largest=False).indices
     chosen = every[rows, torch.arange(len(x))]
-    return torch.cat([chosen, neighbours(chosen[0], x, eps, args.neighbours, args.seed)])
+    return torch.cat([chosen, neighbors(chosen[0], x, eps, args.neighbors, args.seed)])
 
 
 def run(net: nn.Module, x: Tensor, y: Tensor, eps: Tensor, args: argparse.Namespace) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def main() -> int:
     parser.add_argument("--arithmetic", help="real, float32 or float64, for --proof largest (default: the network's)")
     parser.add_argument("--images", type=int, default=1000, help="number of test images, from the first on")
     parser.add_argument("--points", type=int, default=3, help="most dangerous points per image to evaluate")
-    parser.add_argument("--neighbours", type=int, default=5, help="neighbours of the worst point to evaluate")
+    parser.add_argument("--neighbors", type=int, default=5, help="neighbors of the worst point to evaluate")
     parser.add_argument("--vertex-steps", type=int, default=3, help="steps from vertex to vertex, per class")
     parser.add_argument("--pgd-steps", type=int, default=20)
     parser.add_argument("--batch", type=int, default=100, help="images at once")

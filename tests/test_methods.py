@@ -1,4 +1,4 @@
-"""Table 1: what each row minimises, that every row resumes exactly, and that a row of one's own is one like them."""
+"""Table 1: what each row minimizes, that every row resumes exactly, and that a row of one's own is one like them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from advibp.training import Training
 from advibp.weighting import Moments
 
 SHORT: dict[str, Any] = {"epochs": 3, "batch_size": 20, "eps": 0.1, "ramp": 1, "stage_epochs": 1, "attack_steps": 2}
-MINE = Method(name="mine", says="PGD and IBP", lower=objectives.pgd, upper=objectives.ibp, weighting="moments")
+MINE = Method(name="mine", description="PGD and IBP", lower=objectives.pgd, upper=objectives.ibp, weighting="moments")
 
 
 def recipe_of(method: str, **options: Any) -> Recipe:
     row = METHODS[method]
-    short = {key: value for key, value in SHORT.items() if key != "attack_steps" or key in row.reads}
+    short = {key: value for key, value in SHORT.items() if key != "attack_steps" or key in row.recipe_keys}
     warm_up = {"warmup_natural": 0, "warmup_adversarial": 0}
     return Recipe.load(**{"data": "halves", "net": "FC", "method": method, **short, **warm_up, **options})
 
@@ -143,7 +143,7 @@ def test_a_weighting_of_ones_own() -> None:
             assert gradients.shape[0] == 2
             return super().weights(*args, **kwargs)
 
-    method = Method(says="mine", lower=objectives.regular, upper=objectives.ibp, weighting=Mine)
+    method = Method(description="mine", lower=objectives.regular, upper=objectives.ibp, weighting=Mine)
     net = nets.build("FC 8", (1, 4, 4), 2)
     assert train(net, halves(), method=method, show=Silent(), epochs=4, eps=0.1).history[-1]["kappa_upper"] > 0
 
@@ -152,7 +152,7 @@ def test_a_method_by_its_place_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "from advibp import Method, objectives\n"
-        "BOTH = Method(says='both', lower=objectives.regular, upper=objectives.ibp)\n"
+        "BOTH = Method(description='both', lower=objectives.regular, upper=objectives.ibp)\n"
         "number = 3\n"
     )
     assert method_at(f"{file}:BOTH").upper is objectives.ibp
@@ -170,7 +170,7 @@ def test_a_method_by_its_place_on_the_command_line(
     (tmp_path / "mine.py").write_text(
         "from advibp import Method, objectives\n"
         "recipe = {'warmup_adversarial': 0, 'lr': 0.01}\n"
-        "M = Method(says='m', lower=objectives.regular, upper=objectives.ibp, recipe=recipe)\n"
+        "M = Method(description='m', lower=objectives.regular, upper=objectives.ibp, recipe=recipe)\n"
     )
     words = ["train", "mnist", "FC 8", "--method", "mine.py:M", "--limit", "200", "--validation", "20", "--epochs", "3"]
     words += ["--eps", "0.1", "--batch-size", "50", "--threads", "1", "--out", "run"]
@@ -249,23 +249,23 @@ def test_boxes_bound_batchnorm_whatever_the_row() -> None:
 
 def test_a_method_is_made_of_something() -> None:
     with pytest.raises(UserError, match="a lower objective, an upper one, or both"):
-        Method(says="nothing")
+        Method(description="nothing")
     with pytest.raises(UserError, match="no weighting 'gowal'"):
-        Method(says="odd", lower=objectives.regular, upper=objectives.ibp, weighting="gowal")
+        Method(description="odd", lower=objectives.regular, upper=objectives.ibp, weighting="gowal")
 
 
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        (lambda: Method(says="x", lower="ibp"), "must be functions, such as"),  # type: ignore[arg-type]
-        (lambda: Method(says="x", lower=objectives.pgd, latent="boxes"), "latent must be None"),  # type: ignore[arg-type]
+        (lambda: Method(description="x", lower="ibp"), "must be functions, such as"),  # type: ignore[arg-type]
+        (lambda: Method(description="x", lower=objectives.pgd, latent="boxes"), "latent must be None"),  # type: ignore[arg-type]
         (
-            lambda: Method(says="x", lower=objectives.pgd, upper=objectives.ibp, latent="zonotope"),
+            lambda: Method(description="x", lower=objectives.pgd, upper=objectives.ibp, latent="zonotope"),
             "only without an upper",
         ),
-        (lambda: Method(says="x", lower=lambda net, inputs, y, *a: net(inputs.x).sum()), "returned Tensor"),
+        (lambda: Method(description="x", lower=lambda net, inputs, y, *a: net(inputs.x).sum()), "returned Tensor"),
         (
-            lambda: Method(says="x", lower=objectives.pgd, upper=objectives.ibp, weighting=lambda a: Moments(a)),
+            lambda: Method(description="x", lower=objectives.pgd, upper=objectives.ibp, weighting=lambda a: Moments(a)),
             "without arguments",
         ),
     ],
@@ -317,7 +317,7 @@ def test_another_method_brings_its_own_defaults() -> None:
 
 def test_a_recipe_file_wins_over_a_method_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "f.yaml").write_text("lr: 0.001\nepochs: 4\n")
-    mine = Method(says="x", lower=objectives.regular, recipe={"lr": 0.5, "eps": 0.123})
+    mine = Method(description="x", lower=objectives.regular, recipe={"lr": 0.5, "eps": 0.123})
     run = train(nets.build("FC 8", (1, 4, 4), 2), halves(), recipe=tmp_path / "f.yaml", method=mine, show=Silent())
     assert (run.recipe.lr, run.recipe.eps, run.recipe.epochs) == (0.001, 0.123, 4)
 

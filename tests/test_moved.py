@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+import advibp
 from advibp import attacks
 from advibp.moved import MOVED
 
@@ -36,3 +37,32 @@ def test_old_names_of_attacks_work_and_warn() -> None:
         assert torch.equal(attacks.fgsm(net, x, y, 0.1, step=0.5), new)
     with pytest.raises(AttributeError, match="no attribute 'l2_pgd'"):
         attacks.l2_pgd  # noqa: B018
+
+
+def test_old_arguments_and_attributes_of_a_method_work_and_warn() -> None:
+    with pytest.warns(DeprecationWarning, match="says was renamed to description"):
+        method = advibp.Method(says="mine", upper=advibp.objectives.ibp)
+    assert method.description == "mine"
+    with pytest.warns(DeprecationWarning, match="Method.reads was renamed to recipe_keys"):
+        assert method.reads == ()
+
+
+def test_old_arguments_of_zonotopes_and_attacks_work_and_warn() -> None:
+    x = torch.full((1, 2), 0.5)
+    with pytest.warns(DeprecationWarning, match="most_symbols was renamed to max_symbols"):
+        assert advibp.Zonotope.ball(x, 0.1, most_symbols=1).max_symbols == 1
+    with pytest.warns(DeprecationWarning, match=r"attacks\.linf_pgd"):
+        attack = advibp.attacks.pgd
+    assert not attack(torch.nn.Identity(), x, torch.tensor([0]), 0.1, steps=1, by=1.0).broken.any()
+
+
+def test_old_names_of_certificates_work_and_warn() -> None:
+    certificate = advibp.certify(torch.nn.Linear(2, 2), torch.rand(2, 2), torch.tensor([0, 1]), 0.1)
+    with pytest.warns(DeprecationWarning, match="renamed to outcomes"):
+        assert certificate.flow(0.1) == certificate.outcomes(0.1)
+    with pytest.warns(DeprecationWarning, match="renamed to verifiers"):
+        assert certificate.asked(0.1) == certificate.verifiers(0.1)
+    with pytest.warns(DeprecationWarning, match="Outcome"):
+        assert advibp.verify.records.Decided is type(certificate.outcomes(0.1)[0])
+    with pytest.warns(DeprecationWarning, match="is_user_code"):
+        assert advibp.nets.is_own("mine.py:NET")

@@ -54,7 +54,9 @@ def recipe_keys() -> str:
     fields = {field.name: field for field in dataclasses.fields(Recipe)}
     parts = []
     for title, keys in GROUPS.items():
-        rows = [(f"`{key}`", f"`{shown(fields[key].default)}`", fields[key].metadata["says"]) for key in keys.split()]
+        rows = [
+            (f"`{key}`", f"`{shown(fields[key].default)}`", fields[key].metadata["description"]) for key in keys.split()
+        ]
         parts.append(f"### {title}\n\n{table(('key', 'default', 'meaning'), rows)}")
     return "\n\n".join(parts)
 
@@ -82,15 +84,15 @@ def methods() -> str:
     rows = [
         (
             f"`{name}`",
-            row.says,
+            row.description,
             row.verifier or "–",
             *(marks[value] for value in row.properties),
             _cost(name),
-            row.needs,
+            row.limitations,
         )
         for name, row in METHODS.items()
     ]
-    return table(("method", "loss", "verifier", "E", "R", "P", "W", "cost", "needs"), rows)
+    return table(("method", "loss", "verifier", "E", "R", "P", "W", "cost", "limitations"), rows)
 
 
 def method_keys() -> str:
@@ -98,11 +100,9 @@ def method_keys() -> str:
     for name, row in METHODS.items():
         own = ", ".join(f"`{key}: {shown(value)}`" for key, value in row.recipe.items())
         weights = str(row.weighting) if row.lower and row.upper else "–"
-        reads = ", ".join(f"`{key}`" for key in row.reads)
-        rows.append(
-            (f"`{name}`", weights, {None: "–", "box": "boxes", "zonotope": "zonotopes"}[row.latent], reads, own)
-        )
-    return table(("method", "weighting", "layer-wise stages", "keys it reads", "its defaults"), rows)
+        keys = ", ".join(f"`{key}`" for key in row.recipe_keys)
+        rows.append((f"`{name}`", weights, {None: "–", "box": "boxes", "zonotope": "zonotopes"}[row.latent], keys, own))
+    return table(("method", "weighting", "layer-wise stages", "own recipe keys", "its defaults"), rows)
 
 
 def structures() -> str:
@@ -124,7 +124,7 @@ def published() -> str:
 
 
 def reproducible() -> str:
-    return table(("name", "result"), [(f"`{name}`", plan.says) for name, plan in PLANS.items()])
+    return table(("name", "result"), [(f"`{name}`", plan.description) for name, plan in PLANS.items()])
 
 
 def results() -> str:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from advibp import objectives, user_code
 from advibp.errors import UserError
+from advibp.moved import renamed_attribute, renamed_keywords
 from advibp.objectives import Objective, regularizers
 from advibp.weighting import Fixed, Moments, Scheduled, Weighting, surgery, with_state_dict
 
@@ -38,6 +39,7 @@ class Properties(NamedTuple):
     no_tuning: bool | None = None  # whether no loss weights or weight schedules have to be tuned
 
 
+@renamed_keywords(says="description", reads="recipe_keys", needs="limitations")
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """A training method: one row of Table 1. A user's Method can be used wherever a method's name can.
@@ -45,7 +47,7 @@ class Method:
     A method without an upper objective minimizes the lower one alone, and vice versa.
 
     Args:
-        says: a short description of the loss.
+        description: a short description of the loss.
         name: the method's name.
         lower: the lower objective; None if there is none.
         upper: the upper objective; None if there is none.
@@ -54,12 +56,12 @@ class Method:
         kappa: weight of the lower loss for fixed or scheduled weights, if the recipe has none.
         latent: the sets of layer-wise stages; None if the method has no stages.
         recipe: the method's own defaults of recipe keys.
-        reads: recipe keys of this method that not every method accepts.
+        recipe_keys: recipe keys of this method that not every method accepts.
         batchnorm: whether its bounds support BatchNorm in training.
         per_image: whether its losses are means over images that do not depend on each other.
         verifier: the verifier that it is trained for; "" for none.
         properties: columns of Table 1.
-        needs: a short description of its limitations.
+        limitations: a short description of its limitations.
 
     Raises:
         UserError: if the objectives, the weighting or `latent` are not valid.
@@ -68,12 +70,12 @@ class Method:
         >>> import advibp
         >>> from advibp import objectives
         >>> pgd_ibp = advibp.Method(
-        ...     name="pgd-ibp", says="PGD + IBP", lower=objectives.pgd, upper=objectives.ibp, weighting="moments"
+        ...     name="pgd-ibp", description="PGD + IBP", lower=objectives.pgd, upper=objectives.ibp, weighting="moments"
         ... )
         >>> # advibp.train(net, data, method=pgd_ibp, eps=0.3)
     """
 
-    says: str
+    description: str
     name: str = "own"
     lower: Objective | None = None
     upper: Objective | None = None
@@ -81,12 +83,16 @@ class Method:
     kappa: float | None = None
     latent: Literal["box", "zonotope"] | None = None
     recipe: Mapping[str, Any] = field(default_factory=dict)
-    reads: tuple[str, ...] = ()
+    recipe_keys: tuple[str, ...] = ()
     batchnorm: bool = True
     per_image: bool = True
     verifier: str = "ibp"
     properties: Properties = Properties()
-    needs: str = ""
+    limitations: str = ""
+
+    says = renamed_attribute("Method", "says", "description")
+    reads = renamed_attribute("Method", "reads", "recipe_keys")
+    needs = renamed_attribute("Method", "needs", "limitations")
 
     def __post_init__(self) -> None:
         if self.lower is None and self.upper is None:
@@ -118,82 +124,82 @@ _NATURAL_WARM_UP = {"warmup_adversarial": 0.0}
 
 METHODS: dict[str, Method] = {
     "standard": Method(
-        says="regular loss",
+        description="regular loss",
         lower=objectives.regular,
         recipe={**_NO_WARM_UP, "ramp": 0.0},
         verifier="",
         properties=Properties(efficient=True),
     ),
     "fgsm": Method(
-        says="adversarial loss, FGSM",
+        description="adversarial loss, FGSM",
         lower=objectives.fgsm,
         recipe=_NATURAL_WARM_UP,
         verifier="",
         properties=Properties(efficient=True, empirical=True),
-        needs="catastrophic overfitting is possible",
+        limitations="catastrophic overfitting is possible",
     ),
     "rs-fgsm": Method(
-        says="adversarial loss, FGSM with random start",
+        description="adversarial loss, FGSM with random start",
         lower=objectives.adversarial,
         recipe=_NATURAL_WARM_UP,
         verifier="",
         properties=Properties(efficient=True, empirical=True),
     ),
     "pgd": Method(
-        says="adversarial loss, PGD",
+        description="adversarial loss, PGD",
         lower=objectives.pgd,
         recipe=_NATURAL_WARM_UP,
-        reads=("attack_steps",),
+        recipe_keys=("attack_steps",),
         verifier="",
         properties=Properties(efficient=False, empirical=True),
     ),
     "colt": Method(
-        says="PGD loss in latent zonotopes, layer by layer, + ReLU area",
+        description="PGD loss in latent zonotopes, layer by layer, + ReLU area",
         lower=regularizers.latent_pgd,
         latent="zonotope",
         recipe={**_NATURAL_WARM_UP, "stages": "all", "regularizer": 1e-3, "l1": 1e-5},
-        reads=("attack_steps", "regularizer", "projections"),
+        recipe_keys=("attack_steps", "regularizer", "projections"),
         verifier="deepz",
         properties=Properties(efficient=False, empirical=True, provable=True),
         batchnorm=False,
         per_image=False,
-        needs="ReLU networks; no BatchNorm in training",
+        limitations="ReLU networks; no BatchNorm in training",
     ),
     "diffai": Method(
-        says="regular + zonotope loss, fixed weights",
+        description="regular + zonotope loss, fixed weights",
         lower=objectives.regular,
         upper=objectives.abstract,
         kappa=0.5,
         recipe={**_NATURAL_WARM_UP, "domain": "hybrid"},
-        reads=("domain", "symbols"),
+        recipe_keys=("domain", "symbols"),
         verifier="deepz",
         properties=Properties(efficient=None, provable=True),
         batchnorm=False,
         per_image=False,
-        needs="memory for each noise symbol; no BatchNorm in training",
+        limitations="memory for each noise symbol; no BatchNorm in training",
     ),
     "mip": Method(
-        says="PGD loss + ReLU stability + L1",
+        description="PGD loss + ReLU stability + L1",
         lower=regularizers.stable_pgd,
         recipe={**_NATURAL_WARM_UP, "regularizer": 1e-4, "l1": 2e-5},
-        reads=("attack_steps", "regularizer"),
+        recipe_keys=("attack_steps", "regularizer"),
         verifier="alpha-crown",
         properties=Properties(efficient=False, empirical=True, provable=True),
-        needs="ReLU networks; a strong verifier",
+        limitations="ReLU networks; a strong verifier",
     ),
     "crown-ibp": Method(
-        says="regular + CROWN-IBP loss, scheduled weights; IBP after the ramp",
+        description="regular + CROWN-IBP loss, scheduled weights; IBP after the ramp",
         lower=objectives.regular,
         upper=objectives.crown_ibp,
         weighting="scheduled",
         recipe=_NATURAL_WARM_UP,
-        reads=("beta",),
+        recipe_keys=("beta",),
         properties=Properties(efficient=True, provable=True, no_tuning=False),
         batchnorm=False,
-        needs="no BatchNorm in training",
+        limitations="no BatchNorm in training",
     ),
     "ibp": Method(
-        says="regular + IBP loss, scheduled weights",
+        description="regular + IBP loss, scheduled weights",
         lower=objectives.regular,
         upper=objectives.ibp,
         weighting="scheduled",
@@ -201,7 +207,7 @@ METHODS: dict[str, Method] = {
         properties=Properties(efficient=True, provable=True, no_tuning=False),
     ),
     "shi-ibp": Method(
-        says="IBP loss + regularizers that fade over a smooth ramp",
+        description="IBP loss + regularizers that fade over a smooth ramp",
         upper=regularizers.shi_ibp,
         recipe={
             **_NATURAL_WARM_UP,
@@ -214,20 +220,20 @@ METHODS: dict[str, Method] = {
             "lr_milestones": ("71%", "86%"),
             "lr_factor": 0.2,
         },
-        reads=("regularizer",),
+        recipe_keys=("regularizer",),
         per_image=False,
         properties=Properties(efficient=True, provable=True),
-        needs="ReLU networks",
+        limitations="ReLU networks",
     ),
     "fixed": Method(
-        says="adversarial + IBP loss, both weights 1",
+        description="adversarial + IBP loss, both weights 1",
         lower=objectives.adversarial,
         upper=objectives.ibp,
         latent="box",
         properties=Properties(efficient=True, empirical=True, provable=True, no_tuning=False),
     ),
     "advibp": Method(
-        says="adversarial + IBP loss, weights by Algorithm 1",
+        description="adversarial + IBP loss, weights by Algorithm 1",
         lower=objectives.adversarial,
         upper=objectives.ibp,
         weighting="moments",
@@ -235,15 +241,15 @@ METHODS: dict[str, Method] = {
         properties=Properties(efficient=True, empirical=True, provable=True, no_tuning=True),
     ),
     "advcrown-ibp": Method(
-        says="adversarial + CROWN-IBP loss, weights by Algorithm 1; IBP after the ramp",
+        description="adversarial + CROWN-IBP loss, weights by Algorithm 1; IBP after the ramp",
         lower=objectives.adversarial,
         upper=objectives.crown_ibp,
         weighting="moments",
         latent="box",
-        reads=("beta",),
+        recipe_keys=("beta",),
         properties=Properties(efficient=True, empirical=True, provable=True, no_tuning=True),
         batchnorm=False,
-        needs="no BatchNorm in training",
+        limitations="no BatchNorm in training",
     ),
 }
 

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar, cast
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 #: Module names in the documentation of release 0.1, and their new names.
 MOVED = {
@@ -79,3 +81,44 @@ def renamed(module: str, names: Mapping[str, str], keywords: Mapping[str, str] |
         return call
 
     return find
+
+
+def renamed_keywords(**names: str) -> Callable[[F], F]:
+    """Return a decorator of a function or a class: it accepts old keyword arguments, with a DeprecationWarning.
+
+    Args:
+        names: old name = new name.
+    """
+
+    def decorate(function: F) -> F:
+        if isinstance(function, type):
+            function.__init__ = decorate(function.__init__)  # type: ignore[misc]
+            return function
+
+        @functools.wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            for old in names.keys() & options.keys():
+                message = f"The argument {old} was renamed to {names[old]}; use the new name."
+                warnings.warn(message, DeprecationWarning, stacklevel=2)
+                options[names[old]] = options.pop(old)
+            return function(*args, **options)
+
+        return cast(F, call)
+
+    return decorate
+
+
+def renamed_attribute(cls: str, old: str, new: str) -> Any:
+    """Return a property for the old name of an attribute or a method.
+
+    Args:
+        cls: name of the class, for the warning.
+        old: the old name.
+        new: the new name.
+    """
+
+    def get(self: Any) -> Any:
+        warnings.warn(f"{cls}.{old} was renamed to {new}; use the new name.", DeprecationWarning, stacklevel=2)
+        return getattr(self, new)
+
+    return property(get, doc=f"Old name of `{new}`.")

@@ -29,7 +29,7 @@ _folder_modules: set[str] = set()
 T = TypeVar("T")
 
 
-def is_own(spec: str) -> bool:
+def is_user_code(spec: str) -> bool:
     """Return whether `spec` has the form file.py:NAME or package.module:NAME."""
     return spec.rpartition(":")[0].endswith(".py") or _DOTTED.fullmatch(spec) is not None
 
@@ -55,7 +55,7 @@ def load(spec: str, make: Callable[[Any], T], *, like: Callable[[Any], bool], ki
     """
     place, _, name = spec.rpartition(":")
     is_file = place.endswith(".py")
-    if not is_own(spec) or (is_file and not Path(place).is_file()):
+    if not is_user_code(spec) or (is_file and not Path(place).is_file()):
         raise UserError(f"'{spec}' is not a Python file; write path/to/file.py:{kind} or package.module:{kind}.")
     folder = Path(place).resolve().parent if is_file else Path.cwd()
     with _import_from(folder), redirect_stdout(sys.stderr), _user_errors(spec, wanted):

@@ -87,9 +87,9 @@ def test_bounds_contain_sampled_points(net: nn.Module, some_box: Callable[..., B
 @settings(max_examples=30)
 @given(nets(), st.sampled_from([0, 1, 5, 40]))
 def test_bounds_contain_sampled_points_with_few_symbols(net: nn.Module, most: int) -> None:
-    output = assert_sound(net, wide_box(1, 2, 6, 6), most_symbols=most)
+    output = assert_sound(net, wide_box(1, 2, 6, 6), max_symbols=most)
     assert len(output.symbols) == len(output.generators) <= most
-    assert output.most_symbols == most
+    assert output.max_symbols == most
 
 
 @settings(max_examples=100)
@@ -159,7 +159,7 @@ def test_affine_layers_are_exact(net: Any, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(("net", "shape"), staying(AFFINE))
 def test_affine_layers_without_symbols_equal_a_box(net: Any, shape: tuple[int, ...]) -> None:
     net, box = ready(net), random_box(*shape)
-    output, expected = net(Zonotope.from_box(box, most_symbols=0)), net(box)
+    output, expected = net(Zonotope.from_box(box, max_symbols=0)), net(box)
     assert output.generators.shape == (0, *expected.shape)
     torch.testing.assert_close((output.center, output.rest), (expected.center, expected.radius))
 
@@ -189,7 +189,7 @@ def test_chains_of_affine_layers_are_exact(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_limited_symbols_are_between_zonotope_and_box(seed: int) -> None:
     net, box = affine_net(seed), random_box(2, 2, 6, 6)
-    radii = [net(Zonotope.from_box(box, most_symbols=most)).radius for most in (None, 60, 30, 5, 0)]
+    radii = [net(Zonotope.from_box(box, max_symbols=most)).radius for most in (None, 60, 30, 5, 0)]
     for tight, loose in itertools.pairwise(radii):
         assert (tight <= loose + 1e-9).all()
     torch.testing.assert_close(radii[-1], net(box).radius)
@@ -199,7 +199,7 @@ def test_limited_symbols_are_between_zonotope_and_box(seed: int) -> None:
 def test_one_symbol_of_the_rest_is_the_difference_to_a_box() -> None:
     """The least important symbol becomes part of the rest first, only at its own pixel."""
     box = Box(torch.zeros(1, 3), torch.tensor([[0.1, 0.3, 0.2]]))
-    zonotope = Zonotope.from_box(box, most_symbols=2)
+    zonotope = Zonotope.from_box(box, max_symbols=2)
     torch.testing.assert_close(zonotope.rest, torch.tensor([[0.1, 0.0, 0.0]]))
     torch.testing.assert_close(zonotope.radius, box.radius)
 
@@ -234,7 +234,7 @@ def test_two_balls_have_different_symbols() -> None:
 
 def test_symbol_limit_after_a_sum() -> None:
     boxes = random_box(1, 4), random_box(1, 4)
-    x, y = (Zonotope.from_box(box, most_symbols=4) for box in boxes)
+    x, y = (Zonotope.from_box(box, max_symbols=4) for box in boxes)
     for met in (x + y, torch.cat([x, y], 1)):
         assert len(met.symbols) == 4
         points = [members(box, 500) for box in boxes]
@@ -260,7 +260,7 @@ def test_new_symbols_only_for_unstable_neurons() -> None:
 @pytest.mark.parametrize("most", [None, 3])
 def test_every_activation_is_sound(net: Any, shape: tuple[int, ...], most: int | None) -> None:
     net, box = ready(net), wide_box(*shape)
-    output = net(Zonotope.from_box(box, most_symbols=most))
+    output = net(Zonotope.from_box(box, max_symbols=most))
     assert output.shape == net(box.center.clone()).shape
     for side in torch.rand(40, *shape, dtype=torch.float64) * 2 - 1:
         for offset in (side, side.sign()):
@@ -372,7 +372,7 @@ def test_margins_are_sound_and_no_looser_than_differences_of_bounds(net: nn.Modu
     net(torch.zeros(1, 2, 6, 6, dtype=torch.float64))
     box, y = wide_box(1, 2, 6, 6), torch.tensor([label])
     with torch.no_grad():
-        output = run(net, Zonotope.from_box(box, most_symbols=most))
+        output = run(net, Zonotope.from_box(box, max_symbols=most))
         margins, outputs = output.margins(y), net(members(box, 1000))
         assert_holds(outputs[:, y] - outputs, margins)
         assert torch.equal(output.lower_margins(y), margins.lower)
@@ -408,7 +408,7 @@ def test_gradients_of_the_margins(activation: nn.Module, most: int | None) -> No
     names, values = zip(*net.named_parameters(), strict=True)
 
     def lower_margins(*parameters: Tensor) -> Tensor:
-        ball = Zonotope.ball(x, 0.1, most_symbols=most)
+        ball = Zonotope.ball(x, 0.1, max_symbols=most)
         return torch.func.functional_call(net, dict(zip(names, parameters, strict=True)), (ball,)).lower_margins(y)
 
     assert torch.autograd.gradcheck(lower_margins, values)
@@ -453,8 +453,8 @@ def test_constructors_check_their_arguments() -> None:
         Zonotope.ball(torch.zeros(1, 2), math.nan)
     with pytest.raises(UserError, match="NaN or lies outside of"):
         Zonotope.ball(torch.full((1, 2), 200.0), 0.1)
-    with pytest.raises(UserError, match="most_symbols must not be negative"):
-        Zonotope.ball(torch.zeros(1, 2), 0.1, most_symbols=-1)
+    with pytest.raises(UserError, match="max_symbols must not be negative"):
+        Zonotope.ball(torch.zeros(1, 2), 0.1, max_symbols=-1)
     with pytest.raises(UserError, match=r"generators \(S, B, ...\) of its dtype, not \(2, 3\)"):
         Zonotope(torch.zeros(2, 3), torch.zeros(4, 3))
     with pytest.raises(UserError, match="radius must be finite and not negative"):

@@ -155,7 +155,7 @@ def test_training_prints_one_plain_line_per_epoch(own_run: Path, capsys: pytest.
     assert call(f"{TRAIN} --out runs/new") == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", out)  # no colours, no carriage returns
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", out)  # no colors, no carriage returns
     assert [int(n) for n in re.findall(r"^ *(\d+)/4 ", out, re.MULTILINE)] == [1, 2, 3, 4]
     assert "advibp certify runs/new --eps 0.1" in out
     files = {p.name for p in Path("runs/new").iterdir()}
@@ -195,7 +195,7 @@ def test_table_of_several_verifiers(own_run: Path, capsys: pytest.CaptureFixture
     options = f"--eps 0.05 --by {every} --attack apgd --steps 5 --sample 12 --workers 2 --threads 1"
     assert call(f"certify run {options}") == 0
     out = capsys.readouterr().out
-    assert "decided by stage" in out
+    assert "decisions by check" in out
     assert "12 test images, apgd steps=5" in out
     records = [json.loads(line) for line in Path("run/certify/records.jsonl").read_text().splitlines()]
     assert len(records) == 12

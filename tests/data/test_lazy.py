@@ -144,7 +144,7 @@ def test_all_kinds_of_items(item: Any, label: Any) -> None:
     assert y.dtype == torch.int64
 
 
-def test_colours_of_pil_come_first() -> None:
+def test_colors_of_pil_come_first() -> None:
     image = Image.new("RGB", (3, 2), (0, 51, 255))
     x, _ = Lazy(Made(lambda k: (image, 0))).batch(torch.tensor([0]))
     assert x[0, :, 1, 2].tolist() == pytest.approx([0, 0.2, 1])

@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 
 class Functional(nn.Module):
-    """Written in the functional style: normalisation, shapes, a computed weight, values that are used twice."""
+    """Written in the functional style: normalization, shapes, a computed weight, values that are used twice."""
 
     def __init__(self, channels: int, size: int) -> None:
         super().__init__()

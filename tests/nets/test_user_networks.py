@@ -128,7 +128,7 @@ def test_installed_modules_are_not_reloaded(tmp_path: Path, monkeypatch: pytest.
 def test_importable_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_files(tmp_path / "vision", __init__="", small="from torch import nn\ndef make(): return nn.Linear(2, 6)")
     monkeypatch.chdir(tmp_path)
-    assert nets.is_own("vision.small:make")
+    assert nets.is_user_code("vision.small:make")
     assert nets.from_file("vision.small:make").out_features == 6
     assert isinstance(nets.from_file("torch.nn:Identity"), nn.Identity)
 
@@ -169,7 +169,7 @@ def test_error_message_has_the_line(file: Path, name: str) -> None:
         ("def make(:", "SyntaxError"),
         ("raise SystemExit('bye')", "ended the program (exit bye)"),
         ("1 / 0", "in line 1 with ZeroDivisionError"),
-        ("from . import neighbour", "ImportError"),
+        ("from . import neighbor", "ImportError"),
         ("\0", "null bytes"),
     ],
 )
@@ -209,4 +209,4 @@ def test_keyboard_interrupt_is_raised(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("spec", [*nets.STRUCTURES, "Conv 16 4x4+2, FC 100", "MyNet", "a:b:c", "Res 1+1: no"])
 def test_structures_are_not_user_networks(spec: str) -> None:
-    assert not nets.is_own(spec)
+    assert not nets.is_user_code(spec)

@@ -221,7 +221,7 @@ def test_the_signature_of_release_0_1_works_and_warns() -> None:
         return objectives.ibp(net, Ball(x, eps, within), y)
 
     with pytest.warns(DeprecationWarning, match="user_objective is defined"):
-        method = Method(says="old", upper=user_objective)
+        method = Method(description="old", upper=user_objective)
     assert method.upper is not None
     assert method.upper(net, Ball(x, 0.1, None), y, objectives.Context(ramped=0.25)).loss == expected
     with pytest.warns(DeprecationWarning, match="objectives.Context"):

@@ -484,7 +484,7 @@ OTHERS = {
     "picture bomb to predict": ("predict run bomb.png", "bomb.png"),
     "PostScript as a picture": ("predict run script.png", "script.png"),
     "picture with an alpha channel": ("predict run glass.png", "transparent pixels"),
-    "picture with a transparent colour": ("predict run hole.png", "transparent pixels"),
+    "picture with a transparent color": ("predict run hole.png", "transparent pixels"),
     "picture that is a folder": ("predict run run", "run"),
     "nothing to fetch": ("data fetch", "needs the name of a data set"),
     "unknown set to fetch": ("data fetch cifar11", "cifar10"),

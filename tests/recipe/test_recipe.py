@@ -92,7 +92,7 @@ def suited(mapping: dict[str, Any]) -> dict[str, Any]:
     method = METHODS[mapping.get("method", "advibp")]
     two = method.lower and method.upper
     weighting = (mapping.get("weighting") if two else None) or method.weighting
-    alien = {key for row in METHODS.values() for key in row.reads} - set(method.reads)
+    alien = {key for row in METHODS.values() for key in row.recipe_keys} - set(method.recipe_keys)
     alien |= set() if method.latent else {"stages"}
     alien |= set() if two else {"weighting", "kappa"}
     alien |= set() if weighting in ("fixed", "scheduled") else {"kappa"}

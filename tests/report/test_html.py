@@ -36,7 +36,7 @@ _INK = """return [...document.querySelectorAll('.plot')].map(plot => [...plot.qu
 _MOVE = """const slider = document.querySelector('#eps'); slider.value = arguments[0];
     slider.dispatchEvent(new Event('input', {bubbles: true}));"""
 _FIGURE = "return JSON.stringify(document.querySelector(arguments[0] + ' .plot').data.map(t => [t.x, t.y, t.base]))"
-_COLOURS = """return [...document.querySelectorAll('.plot')].map(plot =>
+_COLORS = """return [...document.querySelectorAll('.plot')].map(plot =>
     JSON.stringify((plot.data ?? []).map(t => [t.line?.color, t.marker?.color])))"""
 
 
@@ -113,10 +113,10 @@ def test_the_slider_moves_all_that_depends_on_eps(browser: Browser, page: Path) 
 
 def test_a_run_that_is_switched_off_leaves_all_figures_and_comes_back(browser: Browser, page: Path) -> None:
     browser.open(page)
-    all_colours = browser.run(_COLOURS)
+    all_colors = browser.run(_COLORS)
     gone = browser.run("return runColor(0)")
     browser.run("document.querySelectorAll('#runs input')[0].click()")
-    assert not any(gone in drawn for drawn in browser.run(_COLOURS))
+    assert not any(gone in drawn for drawn in browser.run(_COLORS))
     assert (
         browser.run("return [...document.querySelectorAll('.card h3')].filter(h => h.innerText === 'first').length")
         == 0
@@ -127,7 +127,7 @@ def test_a_run_that_is_switched_off_leaves_all_figures_and_comes_back(browser: B
     assert "No run is selected" in browser.text("#glance")
     for k in range(3):
         browser.run("document.querySelectorAll('#runs input')[arguments[0]].click()", k)
-    assert browser.run(_COLOURS) == all_colours
+    assert browser.run(_COLORS) == all_colors
     assert min(browser.run(_INK)) >= 1
     assert browser.errors() == []
 

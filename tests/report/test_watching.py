@@ -156,7 +156,7 @@ def test_a_folder_that_a_process_trains_in_is_held(stopped: Path) -> None:
     run = Watched(stopped)
     assert run.late()
     assert run.is_stalled()
-    with checkpoint.held(stopped, "training", ()):
+    with checkpoint.lock(stopped, "training", ()):
         assert is_training(stopped)
         assert run.late()
         assert not run.is_stalled()

@@ -58,7 +58,7 @@ def p_value(rule: object) -> float:
 @pytest.mark.parametrize("strong", ["always", "never", "fosc"])
 def test_the_chains_are_the_shipped_algorithm_1(strong: str) -> None:
     """What is measured for many chains at once is what `Moments` does to each of them."""
-    rule, people = bias.Rule(says="", angle=100, strong=strong), bias.population(100, 64)
+    rule, people = bias.Rule(description="", angle=100, strong=strong), bias.population(100, 64)
     c_t = {"always": torch.inf, "never": 0.0, "fosc": people.c_t}[strong]
     shipped, branches = [Moments(bias.BETA1, bias.BETA2) for _ in range(8)], set()
     for step in bias.walk(rule, people, chains=8, steps=60, seed=0):
@@ -78,7 +78,7 @@ def of_current(g: Tensor, *, strong: bool) -> Weights:
 
 
 def test_current_gradient_weights_are_the_same_formulas_with_m_the_gradient_and_v_its_norm() -> None:
-    rule = bias.Rule(says="", angle=100, weights_from="current")
+    rule = bias.Rule(description="", angle=100, weights_from="current")
     for step in bias.walk(rule, bias.population(100, 64), chains=20, steps=10, seed=0):
         for kappa, g in zip(step.kappa, step.gradients, strict=True):
             assert kappa.tolist() == pytest.approx(of_current(g, strong=True)[:3], rel=1e-9)
@@ -91,7 +91,7 @@ def test_population_gradients_are_those_of_its_losses(angle: float) -> None:
     full = people.gradients.mean(0)
     cosine = float(full[0] @ full[1] / (full[0].norm() * full[1].norm()))
     assert cosine == pytest.approx(torch.tensor(angle).deg2rad().cos().item(), abs=1e-6)
-    (step,) = bias.walk(bias.Rule(says="", angle=angle), people, chains=20_000, steps=1, seed=0)
+    (step,) = bias.walk(bias.Rule(description="", angle=angle), people, chains=20_000, steps=1, seed=0)
     assert bias.hotelling((step.gradients - full).flatten(1))[0] > 0.01
 
 
@@ -101,25 +101,25 @@ def test_population_gradients_are_those_of_its_losses(angle: float) -> None:
 @ANGLES
 @STRONG
 def test_weights_from_current_gradients_bias_the_update(angle: float, strong: str) -> None:
-    assert p_value(bias.Rule(says="", angle=angle, strong=strong, weights_from="current")) < 1e-6
+    assert p_value(bias.Rule(description="", angle=angle, strong=strong, weights_from="current")) < 1e-6
 
 
 @ANGLES
 @STRONG
 def test_algorithm_1_does_not(angle: float, strong: str) -> None:
-    assert p_value(bias.Rule(says="", angle=angle, strong=strong)) > 0.01
+    assert p_value(bias.Rule(description="", angle=angle, strong=strong)) > 0.01
 
 
 @ANGLES
 def test_the_test_would_notice_moments_that_hold_the_current_gradient(angle: float) -> None:
     """`update` before `weights`: an error of one line, a tenth of the bias."""
-    assert p_value(bias.Rule(says="", angle=angle, weights_from="both")) < 1e-6
+    assert p_value(bias.Rule(description="", angle=angle, weights_from="both")) < 1e-6
 
 
 @ANGLES
 def test_the_test_has_the_right_size(angle: float) -> None:
     """Where nothing is to be found, p is uniform."""
-    p = bias.p_values(bias.Rule(says="", angle=angle), repetitions=200, chains=100, steps=16, seed=0)
+    p = bias.p_values(bias.Rule(description="", angle=angle), repetitions=200, chains=100, steps=16, seed=0)
     assert stats.kstest(p, "uniform").pvalue > 0.01
 
 
@@ -129,7 +129,7 @@ def test_the_test_has_the_right_size(angle: float) -> None:
 def test_the_regularizer_adds_the_covariance_of_loss_and_gradient() -> None:
     """2 kappa_reg L_t g_t has the mean of the squared batch loss as its objective: 2 kappa_reg cov(L, g) / batch is all
     that separates it from the square of the mean loss."""
-    rule, people = bias.Rule(says="", angle=120, strong="never", regularizer=True), bias.population(120, 256)
+    rule, people = bias.Rule(description="", angle=120, strong="never", regularizer=True), bias.population(120, 256)
     found, _ = bias.chain_means(rule, people, **MANY)
     of_ibp = people.gradients[:, 1]
     covariance = ((people.upper - people.upper.mean())[:, None] * (of_ibp - of_ibp.mean(0))).mean(0) / bias.BATCH
@@ -140,6 +140,6 @@ def test_the_regularizer_adds_the_covariance_of_loss_and_gradient() -> None:
 
 def test_kept_results_hold_every_rule_and_the_page_shows_them() -> None:
     kept = json.loads((RESULTS / "bias.json").read_text("utf-8"))
-    assert [row["rule"] for row in kept["rows"]] == [rule.says for rule in bias.RULES]
+    assert [row["rule"] for row in kept["rows"]] == [rule.description for rule in bias.RULES]
     assert bias.table(kept["rows"]) in (RESULTS / "README.md").read_text("utf-8")
     assert (RESULTS.parents[1] / kept["command"].removeprefix("python ")).exists()

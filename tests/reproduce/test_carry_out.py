@@ -58,7 +58,7 @@ def test_a_kept_run_under_another_name_and_on_other_threads_is_found(ibp: Path, 
     recipe = tmp_path / "kept" / "pair-7" / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("threads: 1 ", "threads: 2 "))
     spec = _spec(ask(tmp_path / "out"), (0.1,))
-    assert Work(ask(tmp_path / "out", tmp_path / "kept")).find(spec).says.endswith("pair-7")
+    assert Work(ask(tmp_path / "out", tmp_path / "kept")).find(spec).description.endswith("pair-7")
     recipe.write_text(recipe.read_text().replace("lr: 0.002 ", "lr: 0.003 "))
     assert Work(ask(tmp_path / "out", tmp_path / "kept")).find(spec).how == "train"
 

@@ -28,7 +28,7 @@ def test_gradients_are_those_of_the_losses() -> None:
     theta = points(PROBLEM.d).requires_grad_()
     assert torch.allclose(PROBLEM.gradient(theta), slope(PROBLEM.loss(theta), theta))
     u = PROBLEM.b * theta
-    abstract = ((theta - PROBLEM.centre) ** 2 / 2 + u**2 / (2 * PROBLEM.mu) + PROBLEM.mu * PROBLEM.eps**2 / 2).sum(1)
+    abstract = ((theta - PROBLEM.center) ** 2 / 2 + u**2 / (2 * PROBLEM.mu) + PROBLEM.mu * PROBLEM.eps**2 / 2).sum(1)
     assert torch.allclose(PROBLEM.abstract_gradient(theta), slope(abstract, theta))
     assert bool((abstract >= PROBLEM.loss(theta)).all())  # it is an upper bound
     theta = points(1 + CLASH.d).requires_grad_()
@@ -38,7 +38,7 @@ def test_gradients_are_those_of_the_losses() -> None:
 def test_the_robust_loss_is_the_largest_over_perturbations() -> None:
     theta = points(PROBLEM.d, 20)
     xi = (2 * torch.rand(500, 1, PROBLEM.d, dtype=torch.float64) - 1) * PROBLEM.eps
-    each = (theta - PROBLEM.centre) ** 2 / 2 + PROBLEM.b * theta * xi - PROBLEM.mu * xi**2 / 2
+    each = (theta - PROBLEM.center) ** 2 / 2 + PROBLEM.b * theta * xi - PROBLEM.mu * xi**2 / 2
     assert bool((each.sum(2).amax(0) <= PROBLEM.loss(theta) + 1e-9).all())
     best = PROBLEM.perturbation(theta)
     assert float(PROBLEM.fosc(theta, best).max()) == pytest.approx(0, abs=1e-9)

@@ -44,7 +44,7 @@ def test_errors_are_ordered_and_follow_from_the_verdicts(trained: dict[str, Path
         certified = read_run(trained[name]).last
         assert certified is not None
         for eps in certified.eps:
-            errors, counts, flow = certified.errors(eps), certified.counts(eps), certified.flow(eps)
+            errors, counts, flow = certified.errors(eps), certified.counts(eps), certified.outcomes(eps)
             verified = list(errors.verified.values())
             assert 0 <= errors.standard <= errors.attack <= errors.best <= 100
             assert verified == sorted(verified, reverse=True)  # who is asked later proves no less
@@ -65,7 +65,7 @@ def test_summary_and_records_agree(trained: dict[str, Path]) -> None:
         assert (one.standard, one.attack) == pytest.approx((other.standard, other.attack), abs=0.005)  # rounded
         assert one.verified == pytest.approx(other.verified, abs=0.005)
         assert whole.counts(eps) == bare.counts(eps)
-        assert whole.flow(eps) == bare.flow(eps)
+        assert whole.outcomes(eps) == bare.outcomes(eps)
 
 
 def test_a_run_that_has_just_begun(folder: Path) -> None:
@@ -227,7 +227,7 @@ def test_proofs_are_attributed_to_their_verifier(folder: Path) -> None:
     """Proofs by CROWN stay CROWN's after a later call with only IBP, with records and without."""
     before = read_run(folder).last
     assert before is not None
-    crown = sum(d.images for d in before.flow(0.01) if (d.by, d.verdict) == ("crown", "robust"))
+    crown = sum(d.images for d in before.outcomes(0.01) if (d.by, d.verdict) == ("crown", "robust"))
     assert crown > 0
     assert call(f"certify {folder} --eps 0.01 --limit 60 --steps 12 --threads 1 --by ibp") == 0
     for _ in ("records", "summary alone"):

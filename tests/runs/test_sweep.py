@@ -142,7 +142,7 @@ def test_vary_data_methods_and_networks(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n"
         "from advibp import Method, objectives\n"
-        "BOTH = Method(says='both', lower=objectives.regular, upper=objectives.ibp, recipe={'lr': 0.5})\n"
+        "BOTH = Method(description='both', lower=objectives.regular, upper=objectives.ibp, recipe={'lr': 0.5})\n"
         "def make():\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.ReLU(), nn.Linear(8, 10))\n"
     )

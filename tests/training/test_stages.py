@@ -123,8 +123,8 @@ def test_a_step_of_a_stage_by_hand() -> None:
         twin = copy.deepcopy(net)
         taken = training.step(x, y)
         conv, low, high = twin[0], (x - 0.1).clamp(min=0), (x + 0.1).clamp(max=1)
-        centre, radius = conv((low + high) / 2), F.conv2d((high - low) / 2, conv.weight.abs(), None)
-        low, high = F.relu(centre - radius).flatten(1), F.relu(centre + radius).flatten(1)
+        center, radius = conv((low + high) / 2), F.conv2d((high - low) / 2, conv.weight.abs(), None)
+        low, high = F.relu(center - radius).flatten(1), F.relu(center + radius).flatten(1)
         expected = abstract(twin[3:], (low + high) / 2, (high - low) / 2, y)
         assert (taken.phase, taken.eps, taken.stage) == ("latent", 0.1, 1)
         assert float(taken.upper) == pytest.approx(float(expected.detach()), rel=1e-4)
@@ -166,9 +166,9 @@ def test_latent_attacks_stay_in_the_box_that_bounds_the_layer(monkeypatch: pytes
     run_all(training)
     latent = [s for s in seen if s[3] is None]
     assert len(latent) == 2 * 4
-    for centre, radius, point, _ in latent:
-        assert bool(((point - centre).abs() <= radius + 1e-6).all())
-        assert bool(((point - centre).abs() > 0.5 * radius).any())
+    for center, radius, point, _ in latent:
+        assert bool(((point - center).abs() <= radius + 1e-6).all())
+        assert bool(((point - center).abs() > 0.5 * radius).any())
     assert bool((torch.cat([p.flatten() for _, _, p, _ in latent]) > 1).any())  # no clipping to pixels
 
 

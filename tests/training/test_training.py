@@ -126,14 +126,14 @@ def test_three_backward_passes_and_none_for_the_regularizer(monkeypatch: pytest.
     monkeypatch.setattr(torch.Tensor, "backward", lambda *_, **__: pytest.fail("a backward pass of another kind"))
     training = begin(tense_net(), **TENSE, c_max=0)
     wanted = {"natural": 1, "adversarial": 2, "ramp": 3, "full": 3}
-    regularised = 0
+    regularized = 0
     while not training.finished:
         before = len(calls)
         for step in training.run_epoch():
             assert len(calls) - before == wanted[step.phase]
-            regularised += step.weights is not None and step.weights.reg > 0
+            regularized += step.weights is not None and step.weights.reg > 0
             before = len(calls)
-    assert regularised  # the regularizer was there, and cost nothing
+    assert regularized  # the regularizer was there, and cost nothing
 
 
 def test_work_left_falls_to_nothing() -> None:
@@ -177,7 +177,7 @@ def test_each_phase_has_its_losses() -> None:
 
 
 @pytest.mark.parametrize(("method", "below", "above"), [("shi-ibp", False, True), ("rs-fgsm", True, False)])
-def test_a_method_with_one_objective_minimises_it_alone(method: str, below: bool, above: bool) -> None:
+def test_a_method_with_one_objective_minimizes_it_alone(method: str, below: bool, above: bool) -> None:
     last = all_steps(begin(method=method))[-1]
     assert (last.lower is not None, last.upper is not None, last.weights) == (below, above, None)
 

@@ -130,7 +130,7 @@ def test_an_infinite_logit_gives_no_margin() -> None:
 
 @pytest.mark.parametrize("pixel", [0.0, 0.5])
 def test_bounds_that_overflow_prove_nothing(pixel: float) -> None:
-    """Logits are finite at the image, bounds are not: -inf where the radius overflows, NaN where the centre does."""
+    """Logits are finite at the image, bounds are not: -inf where the radius overflows, NaN where the center does."""
     net = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Linear(4, 3))
     x, y = torch.full((5, 1, 4, 4), pixel), torch.zeros(5, dtype=torch.int64)
     with torch.no_grad():

@@ -200,7 +200,7 @@ def test_a_verifier_that_was_skipped_has_no_error() -> None:
     """milp alone proved image 0: nobody knows whether ibp would have."""
     asked = {"provers": "milp", "by": "milp"}
     mixed = Certificate([Record(**{**asdict(record(0)), **asked}), record(1, "unknown")])
-    assert mixed.asked(0.1) == ["milp"]
+    assert mixed.verifiers(0.1) == ["milp"]
     assert summarize(mixed, attack=Attack(), by=["ibp"], arithmetic="float32")["by"] == ["milp"]
     plain = Certificate([Record(**{**asdict(record(0)), "by": "ibp"})])
     assert summarize(plain, attack=Attack(), by=["ibp", "crown"], arithmetic="float32")["by"] == ["ibp", "crown"]

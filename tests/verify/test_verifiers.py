@@ -17,7 +17,7 @@ from advibp import Box, UserError, attacks, certify
 from advibp.verify import Record, largest_proved_eps
 from advibp.verify.precision import ARITHMETICS
 from advibp.verify.records import RecordFile
-from advibp.verify.verifiers import VERIFIERS, Proof, Verifier, bounding_verifiers, in_order, stage_labels
+from advibp.verify.verifiers import VERIFIERS, Proof, Verifier, bounding_verifiers, check_labels, in_order
 
 torch.set_num_threads(1)
 
@@ -33,7 +33,7 @@ SOURCES = Path(__file__).parents[2] / "src" / "advibp"
 def test_the_table_is_ordered_and_complete() -> None:
     before = [row.before_attack for row in VERIFIERS.values()]
     assert before == sorted(before, reverse=True)
-    assert list(stage_labels()) == ["clean", "ibp", "crown-ibp", "pgd", "apgd", *list(VERIFIERS)[2:]]
+    assert list(check_labels()) == ["clean", "ibp", "crown-ibp", "pgd", "apgd", *list(VERIFIERS)[2:]]
     for row in VERIFIERS.values():
         assert (row.search is None) != (row.tighten is None)
         assert (row.cost == "search") == (row.search is not None)
@@ -62,7 +62,7 @@ def test_a_row_of_the_table_is_all_that_a_new_verifier_needs(monkeypatch: pytest
     assert {r.index: r.verdict for r in new.records} == known
     assert "twin" in {r.by for r in new.records}
     assert RecordFile.open(tmp_path / "records.jsonl").records
-    assert new.asked(0.04) == ["ibp", "twin"]
+    assert new.verifiers(0.04) == ["ibp", "twin"]
     with pytest.raises(UserError, match="'twin' proves in real arithmetic, not in float64"):
         certify(net, x, y, 0.04, by="twin", attack=QUICK)
     with pytest.raises(UserError, match="'twin' proves in real arithmetic, not in float64"):

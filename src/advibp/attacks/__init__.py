@@ -36,5 +36,5 @@ __getattr__ = renamed(
         "fgsm_random": "linf_fgsm_random",
         "pgd": "linf_pgd",
     },
-    keywords={"step": "rel_stepsize"},
+    keywords={"by": "required_margin", "step": "rel_stepsize"},
 )

@@ -59,9 +59,9 @@ def gradient_sign(net: Net, x: Tensor, loss: Callable[[Tensor], Tensor]) -> tupl
     return grad.sign_(), logits.detach()
 
 
-def wrong_by(logits: Tensor, y: Tensor, by: float | Tensor = 0.0) -> Tensor:
-    """Return which samples (B,) have a wrong class whose logit exceeds the label's by more than `by`.
+def wrong_by(logits: Tensor, y: Tensor, margin: float | Tensor = 0.0) -> Tensor:
+    """Return which samples (B,) have a wrong class whose logit exceeds the label's by more than `margin`.
 
     Neither a tie nor a logit that is not finite counts as misclassified.
     """
-    return (attack_loss(logits, y, "margin") > by) & logits.isfinite().all(1)
+    return (attack_loss(logits, y, "margin") > margin) & logits.isfinite().all(1)

@@ -141,7 +141,7 @@ def linf_apgd(
     stop_on_success: bool = True,
     within: Range = (0.0, 1.0),
     generators: Sequence[torch.Generator] | None = None,
-    by: float | Tensor = 0.0,
+    required_margin: float | Tensor = 0.0,
 ) -> AttackResult:
     """Auto-PGD in the l_inf norm (Croce and Hein 2020).
 
@@ -174,5 +174,5 @@ def linf_apgd(
         stop_on_success=stop_on_success,
         within=within,
         generators=generators,
-        by=by,
+        required_margin=required_margin,
     )

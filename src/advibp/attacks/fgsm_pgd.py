@@ -125,7 +125,7 @@ def linf_pgd(
     stop_on_success: bool = True,
     within: Range = (0.0, 1.0),
     generators: Sequence[torch.Generator] | None = None,
-    by: float | Tensor = 0.0,
+    required_margin: float | Tensor = 0.0,
 ) -> AttackResult:
     """Projected gradient descent in the l_inf norm (Madry et al. 2018).
 
@@ -146,7 +146,7 @@ def linf_pgd(
         within: range of valid inputs, or None.
         generators: one random generator per input, so that its random starts do not depend on the batch; None for
             torch's global generator.
-        by: how much larger than the label's logit another one must be, a number or (B,).
+        required_margin: how much larger than the label's logit another one must be, a number or (B,).
 
     Returns:
         An `AttackResult` with `x_adv` (B, ...) and `broken` (B,).
@@ -172,5 +172,5 @@ def linf_pgd(
         stop_on_success=stop_on_success,
         within=within,
         generators=generators,
-        by=by,
+        required_margin=required_margin,
     )

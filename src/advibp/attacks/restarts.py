@@ -80,7 +80,7 @@ def run_restarts(
     stop_on_success: bool,
     within: Range,
     generators: Sequence[torch.Generator] | None,
-    by: float | Tensor,
+    required_margin: float | Tensor,
 ) -> AttackResult:
     """Run an iterative attack several times and return the best iterate of each input.
 
@@ -97,7 +97,7 @@ def run_restarts(
     highest = torch.full((len(x),), -torch.inf, device=x.device, dtype=x.dtype)
     lower, upper = inner_ball(x, eps, within)
     radius = torch.as_tensor(eps, dtype=x.dtype, device=x.device).expand_as(x)
-    required_margin = torch.as_tensor(by, dtype=x.dtype, device=x.device).expand(len(x))
+    margins = torch.as_tensor(required_margin, dtype=x.dtype, device=x.device).expand(len(x))
     first_logits = None
     for restart in range(restarts):
         rows = torch.nonzero(~broken).flatten() if stop_on_success else torch.arange(len(x), device=x.device)
@@ -118,7 +118,7 @@ def run_restarts(
                 first_logits = logits
             # An iterate at which the network overflows is never the best one.
             finite = logits.isfinite().all(1)
-            wrong = wrong_by(logits, iterates.label, required_margin[iterates.rows])
+            wrong = wrong_by(logits, iterates.label, margins[iterates.rows])
             value = score(logits, iterates.label).where(finite, -torch.inf)
             was_broken = broken[iterates.rows]
             better = (wrong & ~was_broken) | ((wrong == was_broken) & (value > highest[iterates.rows]))

@@ -29,6 +29,7 @@ from advibp.bounds.box import Box
 from advibp.bounds.domain import Domain, Rules
 from advibp.bounds.labels import checked_labels
 from advibp.errors import UserError
+from advibp.moved import renamed_keywords
 
 #: Maps the input of a ReLU to bounds (lower, upper) of that shape, or to None.
 ReluBounds: TypeAlias = Callable[["Zonotope"], tuple[Tensor, Tensor] | None]
@@ -49,7 +50,7 @@ class Zonotope(Domain):
         rest: a number, or a tensor that broadcasts to `center`; not negative. Default: 0.
 
     Attributes:
-        most_symbols: the maximal number of symbols, or None for no limit. If there are more, those with the smallest
+        max_symbols: the maximal number of symbols, or None for no limit. If there are more, those with the smallest
             sum of magnitudes become part of the rest. The sum is over the batch, so the result for an image then
             depends on the other images. With 0 only the rest remains. All zonotopes computed from this one have the
             same limit.
@@ -67,9 +68,9 @@ class Zonotope(Domain):
         (tensor([[0., 0.]]), tensor([[0.5000, 0.5000]]))
     """
 
-    __slots__ = ("__weakref__", "_box", "_changes", "_generators", "_symbols", "most_symbols", "relu_bounds")
+    __slots__ = ("__weakref__", "_box", "_changes", "_generators", "_symbols", "max_symbols", "relu_bounds")
 
-    most_symbols: int | None
+    max_symbols: int | None
     relu_bounds: ReluBounds | None
 
     def __init__(self, center: Tensor, generators: Tensor, rest: Tensor | float = 0.0) -> None:
@@ -80,16 +81,17 @@ class Zonotope(Domain):
                 f"a Zonotope needs a center (B, ...) and generators (S, B, ...) of its dtype, not {shapes}."
             )
         self._fill(box, generators, fresh_names(len(generators)))
-        self.most_symbols = self.relu_bounds = None
+        self.max_symbols = self.relu_bounds = None
 
     @classmethod
+    @renamed_keywords(most_symbols="max_symbols")
     def ball(
         cls,
         x: Tensor,
         eps: float | Tensor,
         within: tuple[float | Tensor, float | Tensor] | None = (0.0, 1.0),
         *,
-        most_symbols: int | None = None,
+        max_symbols: int | None = None,
         relu_bounds: ReluBounds | None = None,
     ) -> Zonotope:
         """The zonotope of all points within eps of x in the maximum norm, intersected with a range.
@@ -100,27 +102,28 @@ class Zonotope(Domain):
             x: centers (B, ...), floating point.
             eps: radius, a number or a tensor that broadcasts to x; finite and not negative.
             within: (lowest, highest) value of the inputs, or None for no range. Default: (0, 1).
-            most_symbols: maximal number of symbols; see the class.
+            max_symbols: maximal number of symbols; see the class.
             relu_bounds: bounds of pre-activations; see the class.
 
         Returns:
             A zonotope (B, ...).
         """
-        return cls.from_box(Box.ball(x, eps, within), most_symbols=most_symbols, relu_bounds=relu_bounds)
+        return cls.from_box(Box.ball(x, eps, within), max_symbols=max_symbols, relu_bounds=relu_bounds)
 
     @classmethod
-    def from_box(cls, box: Box, *, most_symbols: int | None = None, relu_bounds: ReluBounds | None = None) -> Zonotope:
+    @renamed_keywords(most_symbols="max_symbols")
+    def from_box(cls, box: Box, *, max_symbols: int | None = None, relu_bounds: ReluBounds | None = None) -> Zonotope:
         """The same set as a box, with one symbol for each element that can vary in some image.
 
         Args:
             box: (B, ...).
-            most_symbols: maximal number of symbols; see the class.
+            max_symbols: maximal number of symbols; see the class.
             relu_bounds: bounds of pre-activations; see the class.
         """
-        if most_symbols is not None and most_symbols < 0:
-            raise UserError(f"most_symbols must not be negative, got {most_symbols}; use None for no limit.")
+        if max_symbols is not None and max_symbols < 0:
+            raise UserError(f"max_symbols must not be negative, got {max_symbols}; use None for no limit.")
         point = cls(box.center, box.center.new_zeros(0, *box.shape), torch.zeros_like(box.center))
-        point.most_symbols, point.relu_bounds = most_symbols, relu_bounds
+        point.max_symbols, point.relu_bounds = max_symbols, relu_bounds
         return point._widened(box.radius)
 
     def _fill(self, box: Box, generators: Tensor, symbols: Tensor) -> Zonotope:
@@ -131,7 +134,7 @@ class Zonotope(Domain):
     def _with(self, box: Box, generators: Tensor, symbols: Tensor | None = None) -> Zonotope:
         """Return a zonotope that was computed from this one, without checks. The rules use this."""
         new = object.__new__(Zonotope)._fill(box, generators, self._symbols if symbols is None else symbols)
-        new.most_symbols, new.relu_bounds = self.most_symbols, self.relu_bounds
+        new.max_symbols, new.relu_bounds = self.max_symbols, self.relu_bounds
         return new
 
     def _mapped(self, box: Box, linear: Callable[[Tensor], Tensor]) -> Zonotope:
@@ -164,10 +167,10 @@ class Zonotope(Domain):
         flat = errors.reshape(len(errors), -1)  # (B, N)
         sizes = flat.detach().sum(0)
         where = sizes.nonzero().squeeze(1)  # the elements that get a symbol
-        if self.most_symbols is not None and len(symbols) + len(where) > self.most_symbols:
+        if self.max_symbols is not None and len(symbols) + len(where) > self.max_symbols:
             importance = torch.cat([generators.detach().abs().flatten(1).sum(1), sizes[where]])
             keep = torch.zeros_like(importance, dtype=torch.bool)
-            keep[importance.topk(self.most_symbols).indices] = True
+            keep[importance.topk(self.max_symbols).indices] = True
             old, fresh = keep.split([len(symbols), len(where)])
             without_symbol = torch.ones_like(sizes, dtype=torch.bool)
             where = where[fresh]
@@ -180,8 +183,8 @@ class Zonotope(Domain):
         return self._with(Box._of(self.center, rest), generators, torch.cat([symbols, fresh_names(len(where))]))
 
     def _limited(self) -> Zonotope:
-        """Return this zonotope with at most `most_symbols` symbols, after two zonotopes were combined."""
-        few = self.most_symbols is None or len(self._symbols) <= self.most_symbols
+        """Return this zonotope with at most `max_symbols` symbols, after two zonotopes were combined."""
+        few = self.max_symbols is None or len(self._symbols) <= self.max_symbols
         return self if few else self._widened(torch.zeros_like(self.center))
 
     @property

@@ -292,9 +292,9 @@ def _print_attacks(certificate: Certificate, attack: Attack, seed: int) -> None:
 
 
 def _deciders(certificate: Certificate) -> Table:
-    """How many images each stage decided, and the time per image."""
-    table = Table("eps", "decided by", "verdict", "images", "seconds per image", title="decided by stage")
+    """How many images each check decided, and the time per image."""
+    table = Table("eps", "decided by", "verdict", "images", "seconds per image", title="decisions by check")
     for eps in certificate.eps:
-        for d in certificate.flow(eps):
-            table.add_row(f"{eps:g}", d.by or "no stage", d.verdict, str(d.images), f"{d.seconds:.4f}")
+        for d in certificate.outcomes(eps):
+            table.add_row(f"{eps:g}", d.by or "undecided", d.verdict, str(d.images), f"{d.seconds:.4f}")
     return table

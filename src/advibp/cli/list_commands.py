@@ -60,7 +60,7 @@ def run_methods(args: argparse.Namespace) -> None:
         _show_method(args.name)
         return
     table = Table(
-        *("method", "loss", "verifier", "E", "R", "P", "W", "cost", "needs"),
+        *("method", "loss", "verifier", "E", "R", "P", "W", "cost", "limitations"),
         title="Training methods, with the columns of the paper's Table 1",
         caption="E: efficient. R: robust against attacks. P: provably robust. W: no weights to tune.\n"
         "cost: forward passes per step, for 10 classes: in the ramp / after it (colt: / in its stages).\n"
@@ -70,7 +70,7 @@ def run_methods(args: argparse.Namespace) -> None:
     )
     for name, method in METHODS.items():
         marks = [_mark(value) for value in method.properties]
-        cells = [name, method.says, method.verifier or "-", *marks, _cost(name), method.needs]
+        cells = [name, method.description, method.verifier or "-", *marks, _cost(name), method.limitations]
         table.add_row(*cells, end_section=name == "shi-ibp")
     OUT.print(table)
 
@@ -96,15 +96,15 @@ def _show_method(name: str) -> None:
         raise UserError(f"There is no method '{name}'; {hint}")
     method = METHODS[name]
     rows = {
-        "loss": method.says,
+        "loss": method.description,
         "lower loss": _description(method.lower),
         "upper loss": _description(method.upper),
         "weights": str(method.weighting) if method.lower and method.upper else "",
         "stages": {None: "", "box": "in latent boxes", "zonotope": "in latent zonotopes"}[method.latent],
         "verifier": method.verifier,
         "cost": f"{_cost(name)} forward passes per step",
-        "needs": method.needs,
-        "keys": ", ".join(method.reads),
+        "needs": method.limitations,
+        "keys": ", ".join(method.recipe_keys),
         "recipe": ", ".join(f"{key} {value}" for key, value in method.recipe.items()),
     }
     for key, value in rows.items():

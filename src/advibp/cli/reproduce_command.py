@@ -17,7 +17,7 @@ from advibp.runs.training_display import Live
 
 
 def reproduce_options(parser: argparse.ArgumentParser) -> None:
-    names = "\n".join(f"  {name:<18} {plan.says}" for name, plan in PLANS.items())
+    names = "\n".join(f"  {name:<18} {plan.description}" for name, plan in PLANS.items())
     parser.description = (
         "Reproduce a table or figure of the paper: train and certify what is missing, and compare the measured\n"
         "with the published numbers. Finished runs are reused and interrupted runs are continued. The folder\n"

@@ -70,7 +70,7 @@ def run_sweep(args: argparse.Namespace) -> None:
     for change in combinations(vary, one_by_one=args.one_by_one):  # all recipes are checked before the first training
         keys = {**options, **change}
         recipe = Recipe.load(args.recipe, methods.get(str(keys.get("method"))), **keys)
-        if nets.is_own(recipe.net) and "net" not in keys:
+        if nets.is_user_code(recipe.net) and "net" not in keys:
             raise UserError(TYPE_NET.format(net=recipe.net))
         recipes.append((change, recipe))
     out, numbers = Path(args.out), iter(range(1, len(recipes) + 1))

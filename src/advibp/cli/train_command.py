@@ -60,7 +60,7 @@ def recipe_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _description(key: str) -> str:
-    return str(Recipe.__dataclass_fields__[key].metadata["says"])
+    return str(Recipe.__dataclass_fields__[key].metadata["description"])
 
 
 #: User code is run only if its name is on the command line, not if a file names it.
@@ -92,7 +92,7 @@ def run_train(args: argparse.Namespace) -> None:
             problem = f"{args.out} has no run" if args.out else "--resume needs --out"
             raise UserError(f"{problem}; give the folder of a run, or DATA and NET to start one.")
         recipe = Recipe.load(args.recipe, method, **options)
-    if nets.is_own(recipe.net) and not args.net:
+    if nets.is_user_code(recipe.net) and not args.net:
         raise UserError(TYPE_NET.format(net=recipe.net))
     if recipe.method not in METHODS and method is None:
         raise UserError(TYPE_METHOD.format(method=recipe.method))

@@ -39,9 +39,9 @@ class Ball:
         """Return the set as a `Box`, for interval bounds and CROWN."""
         return Box.ball(self.x, self.eps, self.within)
 
-    def zonotope(self, most_symbols: int | None = None) -> Zonotope:
-        """Return the set as a `Zonotope` with at most `most_symbols` noise symbols (None: no limit)."""
-        return Zonotope.ball(self.x, self.eps, self.within, most_symbols=most_symbols)
+    def zonotope(self, max_symbols: int | None = None) -> Zonotope:
+        """Return the set as a `Zonotope` with at most `max_symbols` noise symbols (None: no limit)."""
+        return Zonotope.ball(self.x, self.eps, self.within, max_symbols=max_symbols)
 
     def ends(self) -> tuple[Tensor, Tensor]:
         """Return the lower and upper ends of the set, (B, ...) each."""

@@ -40,8 +40,8 @@ def method_name(value: Any) -> str:
 OLD_KEYS = {"normalise": "normalize", "regulariser": "regularizer"}
 
 
-def _option(default: Any, parse: Parser, says: str) -> Any:
-    return field(default=default, metadata={"parse": parse, "says": says})
+def _option(default: Any, parse: Parser, description: str) -> Any:
+    return field(default=default, metadata={"parse": parse, "description": description})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +249,7 @@ class Recipe:
         """Refuse keys of `changes` that the method ignores. A recipe file may have them, because it holds every key."""
         if self.method in METHODS:
             for key in changes:
-                rows = [name for name, row in METHODS.items() if key in row.reads]
+                rows = [name for name, row in METHODS.items() if key in row.recipe_keys]
                 if rows and self.method not in rows and getattr(self, key) != getattr(Recipe, key):
                     raise UserError(f"{self.method} does not use {key}; leave it out, or train by {_or(rows)}.")
         return self
@@ -308,7 +308,9 @@ class Recipe:
     def to_yaml(self) -> str:
         """Return the recipe as YAML, one key per line with its help text as a comment."""
         values = self.as_dict()
-        lines = [f"{f.name}: {_as_yaml(values[f.name])}  # {f.metadata['says']}" for f in dataclasses.fields(self)]
+        lines = [
+            f"{f.name}: {_as_yaml(values[f.name])}  # {f.metadata['description']}" for f in dataclasses.fields(self)
+        ]
         return "\n".join(lines) + "\n"
 
 

@@ -18,7 +18,7 @@ from advibp.report.naming import names_of
 from advibp.report.sections import TableSection
 from advibp.report.watching import epochs_of
 from advibp.runs.run_files import Certification, Errors, RunFiles
-from advibp.verify.verifiers import stage_position
+from advibp.verify.verifiers import cascade_position
 
 #: Runs are columns up to this number, and rows above it.
 COLUMNS = 4
@@ -220,7 +220,7 @@ def rows_at(certified_runs: Sequence[Certified], eps: str) -> list[Row]:
         Row("standard error", _shares([e.standard if e else None for e in errors])),
         Row("attack error", _shares([e.attack if e else None for e in errors])),
     ]
-    asked = sorted({name for e in known for name in e.verified}, key=stage_position)
+    asked = sorted({name for e in known for name in e.verified}, key=cascade_position)
     rows += [
         Row(f"not proved by {name}", _shares([e.verified.get(name) if e else None for e in errors])) for name in asked
     ]

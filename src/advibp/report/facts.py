@@ -12,7 +12,7 @@ from typing import Any
 from advibp.runs.run_files import Certification, Errors, RunFiles
 from advibp.verify.radius import Radius, curve
 from advibp.verify.records import Certificate, Record
-from advibp.verify.verifiers import stage_position
+from advibp.verify.verifiers import cascade_position
 
 #: Metrics that are drawn over epochs, if they were logged.
 METRICS = (
@@ -117,12 +117,12 @@ def certified_facts(certified: Certification) -> dict[str, Any]:
         "curve": _curve(certified.radii),
         "radii": [[short(r.proved), short(r.broken)] for r in certified.radii if r.prediction == r.label],
         "radiiOf": len(certified.radii),
-        "radiiBy": " ".join(sorted(asked, key=stage_position)),
+        "radiiBy": " ".join(sorted(asked, key=cascade_position)),
     }
 
 
 def at_eps(certified: Certification, eps: float) -> dict[str, Any]:
-    """Errors, counts and stages at one eps, for all images and for each class."""
+    """Errors, counts and outcomes at one eps, for all images and for each class."""
     errors = certified.errors(eps)
     return {
         "eps": round_eps(eps),
@@ -131,7 +131,7 @@ def at_eps(certified: Certification, eps: float) -> dict[str, Any]:
         "attack": errors.attack,
         "verified": list(errors.verified.items()),
         "counts": certified.counts(eps) or _counts(errors),
-        "flow": [asdict(decided) for decided in certified.flow(eps)],
+        "flow": [asdict(outcome) for outcome in certified.outcomes(eps)],
         "classes": _by_class([r for r in certified.records if r.eps == eps], eps),
     }
 

@@ -26,7 +26,7 @@ from advibp.report.sections import Section, TableSection
 from advibp.report.shown_images import Source, show
 from advibp.runs.run_files import RunFiles
 from advibp.storage import checkpoint
-from advibp.verify.verifiers import ATTACKS, stage_labels
+from advibp.verify.verifiers import ATTACKS, check_labels
 from advibp.version import __version__
 
 _SCRIPTS = ("base.js", "tables.js", "figures.js", "pictures.js", "page.js")
@@ -73,7 +73,7 @@ def page_data(
     return {
         "title": title or (" · ".join(names) if len(runs) <= 4 else f"{len(runs)} runs") or "advibp",
         "version": __version__,
-        "stages": _stages(),
+        "checks": _checks(),
         "eps": [{"eps": e, "text": facts.format_eps(e)} for e in eps],
         "runs": [facts.run_facts(run, name) for run, name in zip(runs, names, strict=True)],
         "recipes": facts.recipes(runs),
@@ -83,11 +83,11 @@ def page_data(
     }
 
 
-def _stages() -> list[dict[str, str]]:
-    """Name, label and kind of every stage of the cascade, in order."""
+def _checks() -> list[dict[str, str]]:
+    """Name, label and kind of every check of the cascade, in order."""
     kinds = {"clean": "clean", **dict.fromkeys(ATTACKS, "attack")}
     return [
-        {"name": name, "label": label, "kind": kinds.get(name, "verifier")} for name, label in stage_labels().items()
+        {"name": name, "label": label, "kind": kinds.get(name, "verifier")} for name, label in check_labels().items()
     ]
 
 

@@ -106,7 +106,7 @@ class Watched:
 def is_training(folder: Path) -> bool:
     """Whether a process trains in the folder. Always False on file systems without locks."""
     try:
-        with checkpoint.held(folder, "training", ()):
+        with checkpoint.lock(folder, "training", ()):
             return False
     except UserError:
         return True

@@ -91,7 +91,7 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
 
 
 ABLATIONS = Plan(
-    says="AdvIBP with one of c_max, decays, scope, weighting and seed changed",
+    description="AdvIBP with one of c_max, decays, scope, weighting and seed changed",
     specs=_specs,
     sections=_sections,
     narrowed_by=("models", "seeds", "data"),

@@ -78,4 +78,4 @@ def _of(one: Measured) -> tuple[str, str]:
     return one.spec.recipe.net, one.spec.recipe.method
 
 
-BASELINE_FIGURE = Plan(says="AdvIBP compared with fixed weights, over seeds", specs=_specs, sections=_sections)
+BASELINE_FIGURE = Plan(description="AdvIBP compared with fixed weights, over seeds", specs=_specs, sections=_sections)

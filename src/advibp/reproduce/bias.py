@@ -23,7 +23,7 @@ _CHI2_95 = 9.4877  # of 4 degrees of freedom
 class Rule:
     """One setting of the experiment."""
 
-    says: str
+    description: str
     angle: float  # between the full gradients, in degrees
     from_past: bool  # Algorithm 1; otherwise m = g_t, v = |g_t|
     strong: bool = True
@@ -31,13 +31,13 @@ class Rule:
 
 
 RULES = (
-    Rule(says="weights from the current gradients; agreement", angle=60, from_past=False),
-    Rule(says="Algorithm 1; agreement", angle=60, from_past=True),
-    Rule(says="weights from the current gradients; conflict", angle=120, from_past=False),
-    Rule(says="Algorithm 1; conflict, attack strong", angle=120, from_past=True),
-    Rule(says="Algorithm 1; conflict, attack weak, no regularizer", angle=120, from_past=True, strong=False),
+    Rule(description="weights from the current gradients; agreement", angle=60, from_past=False),
+    Rule(description="Algorithm 1; agreement", angle=60, from_past=True),
+    Rule(description="weights from the current gradients; conflict", angle=120, from_past=False),
+    Rule(description="Algorithm 1; conflict, attack strong", angle=120, from_past=True),
+    Rule(description="Algorithm 1; conflict, attack weak, no regularizer", angle=120, from_past=True, strong=False),
     Rule(
-        says="Algorithm 1; conflict, attack weak, regularizer",
+        description="Algorithm 1; conflict, attack weak, regularizer",
         angle=120,
         from_past=True,
         strong=False,
@@ -84,7 +84,7 @@ def population(angle: float, n: int = POPULATION) -> tuple[Tensor, Tensor]:
     full[0, 0] = 1
     full[1, :2] = 2 * torch.tensor([math.cos(math.radians(angle)), math.sin(math.radians(angle))])
     curvature = torch.linspace(0.5, 2, PARAMETERS, dtype=torch.float64)
-    away = full[1] / curvature + noise[:, 1]  # from each sample's minimiser of the abstract loss
+    away = full[1] / curvature + noise[:, 1]  # from each sample's minimizer of the abstract loss
     gradients = torch.stack([full[0] + noise[:, 0], curvature * away], 1)
     return gradients, (curvature * away**2).sum(1) / 2 + 0.5
 

@@ -24,7 +24,7 @@ from advibp.execution.device import resolve_device
 from advibp.recipe import Recipe
 from advibp.reproduce.run_specs import SETTINGS, Ask, RunSpec, Task
 from advibp.runs import open_run
-from advibp.runs.resuming import WHERE, recipe_of
+from advibp.runs.resuming import MAY_DIFFER, recipe_of
 from advibp.runs.run_files import Certification, Errors, RunFiles, read_run
 from advibp.runs.sweep import DataCache, evaluate, train_or_open
 from advibp.runs.training_display import Display, Silent
@@ -32,7 +32,7 @@ from advibp.storage.run_folder import RunFolder
 from advibp.verify.verifiers import in_order
 
 #: Recipe keys that are ignored when matching an existing run. Unlike when a run is resumed, data must be the same.
-_WHERE = tuple(key for key in WHERE if key != "data")
+_MAY_DIFFER = tuple(key for key in MAY_DIFFER if key != "data")
 How = Literal["reuse", "certify", "copy", "partial", "continue", "train"]
 
 
@@ -77,7 +77,7 @@ class Found:
     tasks: tuple[Task, ...] = ()  # of a partial run: the certifications that it can provide
 
     @property
-    def says(self) -> str:
+    def description(self) -> str:
         return {
             "reuse": f"reused: {self.path}",
             "certify": f"reused and certified: {self.path}",
@@ -212,7 +212,7 @@ class Work:
         images = self.load(recipe).test
         certificate = evaluate(self._net(path, task.stage), images, evaluation, sorted(eps), out, self.ask.command)
         for name in in_order(evaluation.by):
-            if any(name not in certificate.asked(e, evaluation.by) for e in evaluation.eps):
+            if any(name not in certificate.verifiers(e, evaluation.by) for e in evaluation.eps):
                 raise UserError(
                     f"{out} has images that other verifiers proved before {name} was tried, so that the error of "
                     f"{name} alone is unknown; move that folder away, and reproduce again."
@@ -252,7 +252,7 @@ def finished_runs(folders: Sequence[Path]) -> list[RunFiles]:
 
 def _differs(keys: dict[str, Any], recipe: Recipe, but: tuple[str, ...] = ()) -> str:
     """Return the first key in which a recipe differs, "" if there is none; the keys `but` are ignored."""
-    ignored = (*_WHERE, *but)
+    ignored = (*_MAY_DIFFER, *but)
     return next((key for key, value in recipe.as_dict().items() if key not in ignored and keys.get(key) != value), "")
 
 

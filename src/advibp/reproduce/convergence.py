@@ -57,7 +57,7 @@ class Agreement:
     b: float = 1.0
     mu: float = 2.0
     eps: float = 1.5
-    centre: float = 2.0  # each coordinate of the mean of x_i
+    center: float = 2.0  # each coordinate of the mean of x_i
     start: float = 4.0  # each coordinate of the first theta
 
     @property
@@ -82,20 +82,20 @@ class Agreement:
 
     def gradient(self, theta: Tensor) -> Tensor:
         """Return the gradient of the robust loss, (R, d)."""
-        return theta - self.centre + self.b * (self.b * theta / self.mu).clamp(-self.eps, self.eps)
+        return theta - self.center + self.b * (self.b * theta / self.mu).clamp(-self.eps, self.eps)
 
     def abstract_gradient(self, theta: Tensor) -> Tensor:
-        return theta - self.centre + self.b**2 * theta / self.mu
+        return theta - self.center + self.b**2 * theta / self.mu
 
     def loss(self, theta: Tensor) -> Tensor:
         """Return the robust loss without the variance of x_i, which does not depend on theta."""
         u = self.b * theta
         xi = (u / self.mu).clamp(-self.eps, self.eps)
-        return ((theta - self.centre) ** 2 / 2 + u * xi - self.mu * xi**2 / 2).sum(1)
+        return ((theta - self.center) ** 2 / 2 + u * xi - self.mu * xi**2 / 2).sum(1)
 
     @property
     def Delta(self) -> float:
-        best = torch.full((1, self.d), self.centre / self.L, dtype=torch.float64)
+        best = torch.full((1, self.d), self.center / self.L, dtype=torch.float64)
         return float(self.loss(torch.full_like(best, self.start)) - self.loss(best))
 
     def step_size(self, steps: int) -> float:
@@ -132,7 +132,7 @@ class Agreement:
             agreed += float(((full * abstract).sum(1) > 0).double().mean()) / steps
             noise, more = torch.randn(2, *theta.shape, generator=random, dtype=torch.float64) / math.sqrt(self.d)
             noise = self.sigma * noise
-            adv = theta - self.centre + self.b * self.perturbation(theta) + noise
+            adv = theta - self.center + self.b * self.perturbation(theta) + noise
             ibp = abstract + noise + self.abstract_noise * more
             if moments:
                 g = torch.stack([adv, ibp], 1)

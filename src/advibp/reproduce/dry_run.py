@@ -76,7 +76,7 @@ def as_table(name: str, planned: list[PlannedRun]) -> TableSection:
         by = dict.fromkeys(b for task in one.spec.tasks for b in task.evaluation.by)
         options = one.spec.recipe.command().removeprefix("advibp train ")
         time = "unknown" if one.seconds is None else clock(one.seconds) if one.seconds else ""
-        rows.append([one.spec.name, options, " ".join(eps), " ".join(by), one.found.says, time])
+        rows.append([one.spec.name, options, " ".join(eps), " ".join(by), one.found.description, time])
     total = sum(one.seconds or 0.0 for one in planned)
     notes = [f"Training: about {clock(total)} in total; certification takes additional time."]
     if total:

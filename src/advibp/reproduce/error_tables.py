@@ -80,8 +80,8 @@ class ErrorTable:
         ]  # fmt: skip
 
 
-def _plan(table: ErrorTable, says: str) -> Plan:
-    return Plan(says=says, specs=table.specs, sections=table.sections)
+def _plan(table: ErrorTable, description: str) -> Plan:
+    return Plan(description=description, specs=table.specs, sections=table.sections)
 
 
 MNIST_TABLE = _plan(

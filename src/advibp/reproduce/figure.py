@@ -16,8 +16,8 @@ def installed() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def write_svg(path: Path, charts: Sequence[ChartSection], says: str) -> None:
-    """Write all charts into one file, two per row; `says` becomes the description in its metadata."""
+def write_svg(path: Path, charts: Sequence[ChartSection], description: str) -> None:
+    """Write all charts into one file, two per row; `description` becomes the description in its metadata."""
     from matplotlib.figure import Figure  # not pyplot, which looks for a screen
 
     columns = min(len(charts), 2)
@@ -26,7 +26,7 @@ def write_svg(path: Path, charts: Sequence[ChartSection], says: str) -> None:
     for k, chart in enumerate(charts):
         _draw(figure.add_subplot(rows, columns, k + 1), chart)
     drawn = io.BytesIO()
-    figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None, "Description": says})
+    figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None, "Description": description})
     checkpoint.write_atomically(path, drawn.getvalue().decode("utf-8"))
 
 
@@ -54,14 +54,14 @@ def _draw(axes: Any, chart: ChartSection) -> None:
     axes.legend(fontsize=8)
 
 
-def _arrow(axes: Any, series: Series, colour: str) -> None:
+def _arrow(axes: Any, series: Series, color: str) -> None:
     """Draw an arrow from the first point to the last. The line sets the limits of the axes, which an arrow does not."""
-    axes.plot(series.x, series.y, color=colour, label=series.name)
+    axes.plot(series.x, series.y, color=color, label=series.name)
     axes.annotate(
         "",
         xy=(series.x[-1], series.y[-1]),
         xytext=(series.x[0], series.y[0]),
-        arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 2, "shrinkA": 0, "shrinkB": 0},
+        arrowprops={"arrowstyle": "-|>", "color": color, "lw": 2, "shrinkA": 0, "shrinkB": 0},
     )
 
 

@@ -155,7 +155,7 @@ def _over_training(run: RunFiles) -> ChartSection | None:
 
 
 GRADIENT_CASES = Plan(
-    says="the three cases of g_final, and which losses they decrease",
+    description="the three cases of g_final, and which losses they decrease",
     specs=lambda ask: [],
     sections=_sections,
     narrowed_by=(),

@@ -184,5 +184,7 @@ def _chart(title: str, runs: Sequence[Measured], radii: Sequence[float]) -> Char
 
 
 LAYERWISE_FIGURE = Plan(
-    says="verified error before and after layer-wise stages, MNIST and CIFAR-10", specs=_specs, sections=_sections
+    description="verified error before and after layer-wise stages, MNIST and CIFAR-10",
+    specs=_specs,
+    sections=_sections,
 )

@@ -52,7 +52,7 @@ def make(name: str, work: Work, *, kept: Path | None = None) -> Made:
         key = (one.name, one.tasks)
         if key not in known:
             found = work.find(one)
-            work.tell(f"{number} of {len(specs)}: {one.name} ({found.says})")
+            work.tell(f"{number} of {len(specs)}: {one.name} ({found.description})")
             known[key] = work.measure(one, found)
     measured = [known[one.name, one.tasks] for one in specs]
     if not specs:

@@ -107,5 +107,5 @@ def _wins(setting: Setting, errors: dict[str, dict[str, list[float]]], eps: floa
 
 
 MODELS_TABLE = Plan(
-    says="best, median and worst of the nets a to j; --data cifar10: a to g", specs=_specs, sections=_sections
+    description="best, median and worst of the nets a to j; --data cifar10: a to g", specs=_specs, sections=_sections
 )

@@ -19,13 +19,13 @@ class Plan:
     """A table or figure of the paper.
 
     Attributes:
-        says: description for the list of plans.
+        description: text for the list of plans.
         specs: returns the runs that the plan needs.
         sections: computes tables and charts from the measured runs, which are in the order of `specs`.
         narrowed_by: fields of `Ask` that the plan supports; others raise a UserError.
     """
 
-    says: str
+    description: str
     specs: Callable[[Ask], list[RunSpec]]
     sections: Callable[[Ask, list[Measured]], list[Section]]
     narrowed_by: tuple[str, ...] = ("models", "eps", "methods", "seeds", "data")

@@ -125,5 +125,5 @@ def _published(ask: Ask, net: str, method: str, eps: float) -> Published | None:
 
 
 POST_VERIFICATION = Plan(
-    says="verified errors by stronger verifiers, on 1,000 test images", specs=_specs, sections=_sections
+    description="verified errors by stronger verifiers, on 1,000 test images", specs=_specs, sections=_sections
 )

@@ -167,7 +167,7 @@ def _bias(chains: int, steps: int) -> Section:
     for k, rule in enumerate(bias.RULES):
         result = bias.measure(rule, chains=chains, steps=steps, seed=k)
         p = f"{result.p:.2g}" if result.p > 1e-300 else "< 1e-300"
-        rows.append([rule.says, f"{100 * result.share:.2f}", f"{100 * result.high:.2f}", p])
+        rows.append([rule.description, f"{100 * result.share:.2f}", f"{100 * result.high:.2f}", p])
     return TableSection(
         title="Bias of the expected update, in percent of its norm",
         head=["weights", "bias", "at most (95 %)", "p of no bias"],
@@ -182,7 +182,7 @@ def _bias(chains: int, steps: int) -> Section:
 
 
 THEORY = Plan(
-    says="bounds of Theorems 1 and 2, measured gradient norms, bias of the weights",
+    description="bounds of Theorems 1 and 2, measured gradient norms, bias of the weights",
     specs=lambda ask: [],
     sections=_sections,
     narrowed_by=(),

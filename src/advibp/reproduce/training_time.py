@@ -71,7 +71,7 @@ def _ratios(method: str, joint: dict[str, list[float]], paper: dict[str, float |
 
 
 TRAINING_TIME = Plan(
-    says="training time of AdvIBP and of fixed weights",
+    description="training time of AdvIBP and of fixed weights",
     specs=_specs,
     sections=_sections,
     narrowed_by=("models", "methods", "seeds", "data"),

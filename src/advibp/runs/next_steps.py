@@ -12,7 +12,7 @@ from advibp.recipe import Recipe
 
 def has_command(recipe: Recipe) -> bool:
     """Return whether the command line can name the recipe's network and method."""
-    return (nets.is_known(recipe.net) or nets.is_own(recipe.net)) and not recipe.method.startswith("python:")
+    return (nets.is_known(recipe.net) or nets.is_user_code(recipe.net)) and not recipe.method.startswith("python:")
 
 
 def how_to_go_on(recipe: Recipe, path: Path) -> str:
@@ -20,14 +20,14 @@ def how_to_go_on(recipe: Recipe, path: Path) -> str:
     if not has_command(recipe):
         return f"advibp.train(..., out={str(path)!r}, resume=True)"
     # User code is run only if the user types its name.
-    data_and_net = [recipe.data, recipe.net] if nets.is_own(recipe.net) else []
+    data_and_net = [recipe.data, recipe.net] if nets.is_user_code(recipe.net) else []
     method = [] if recipe.method in METHODS else ["--method", recipe.method]
     return shlex.join(["advibp", "train", *data_and_net, *method, "--resume", "--out", str(path)])
 
 
 def how_to_certify(recipe: Recipe, path: Path, method: Method | None = None) -> str:
     """Return the command that certifies a finished run. A user's method is passed as `method`."""
-    user_net = ["--net", recipe.net if nets.is_own(recipe.net) else "file.py:function"]
+    user_net = ["--net", recipe.net if nets.is_user_code(recipe.net) else "file.py:function"]
     by = _verifier(recipe, method or METHODS.get(recipe.method))
     words = ["advibp", "certify", str(path), "--eps", str(recipe.eps), *(["--by", "ibp", by] if by else [])]
     return shlex.join([*words, *([] if nets.is_known(recipe.net) else user_net)])
@@ -37,5 +37,5 @@ def _verifier(recipe: Recipe, method: Method | None) -> str:
     """Return the verifier whose bounds the method trains on; "" for IBP."""
     if method is None:
         return ""
-    verifier = "crown-ibp" if "beta" in method.reads and recipe.beta > 0 else method.verifier
+    verifier = "crown-ibp" if "beta" in method.recipe_keys and recipe.beta > 0 else method.verifier
     return "" if verifier == "ibp" else verifier

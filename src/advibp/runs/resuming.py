@@ -12,9 +12,9 @@ from advibp.storage.run_folder import RunFolder
 from advibp.training import Training
 
 #: Recipe keys that may differ when a run is resumed: they do not change what is computed.
-WHERE = ("device", "threads", "at_once", "recompute", "data", "data_root", "published")
+MAY_DIFFER = ("device", "threads", "at_once", "recompute", "data", "data_root", "published")
 #: Recipe keys of the layer-wise stages. They may be changed until the stages begin, also in a finished run.
-_LATER = ("stages", "stage_epochs", "stage_lr", "stage_lr_milestones")
+_STAGE_KEYS = ("stages", "stage_epochs", "stage_lr", "stage_lr_milestones")
 
 
 def should_resume(folder: RunFolder, resume: bool) -> bool:
@@ -38,7 +38,7 @@ def recipe_of(folder: RunFolder) -> Recipe:
 
 def check_same_run(folder: RunFolder, recipe: Recipe) -> None:
     """Raise a UserError if a run was started with another recipe."""
-    _check_same(folder.path, recipe_of(folder).as_dict(), recipe, ignored=(*WHERE, *_LATER))
+    _check_same(folder.path, recipe_of(folder).as_dict(), recipe, ignored=(*MAY_DIFFER, *_STAGE_KEYS))
 
 
 def _check_same(path: Path, stored: dict[str, Any], recipe: Recipe, ignored: tuple[str, ...]) -> None:
@@ -79,7 +79,7 @@ def restore(folder: RunFolder, training: Training) -> tuple[dict[str, Any], list
             continue
         # The checkpoint has its own copy of the recipe, because recipe.yaml may have been edited.
         in_stages = facts["steps"] > training.course.main
-        ignored = WHERE if in_stages else (*WHERE, *_LATER)
+        ignored = MAY_DIFFER if in_stages else (*MAY_DIFFER, *_STAGE_KEYS)
         _check_same(folder.path, current_keys(facts["recipe"]), training.recipe, ignored=ignored)
         if facts["data"] != training.feed.fingerprint:
             raise UserError(f"{folder.path} was trained on other images; resume it with the same data.")

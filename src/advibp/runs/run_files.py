@@ -18,8 +18,8 @@ from advibp.errors import UserError
 from advibp.storage.json_lines import read_lines
 from advibp.storage.run_folder import RunFolder
 from advibp.verify.radius import Radius
-from advibp.verify.records import Certificate, Decided, Record, verified_errors
-from advibp.verify.verifiers import stage_position
+from advibp.verify.records import Certificate, Outcome, Record, verified_errors
+from advibp.verify.verifiers import cascade_position
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,12 @@ class Certification:
             self.certificate.counts(eps) if self.records else self.summary.get("verdicts", {}).get(f"{eps:g}", {})
         )
 
-    def flow(self, eps: float) -> list[Decided]:
+    def outcomes(self, eps: float) -> list[Outcome]:
         """Return how many images each step of the cascade decided, in order."""
         if self.records:
-            return self.certificate.flow(eps)
+            return self.certificate.outcomes(eps)
         try:
-            return [Decided(**decided) for decided in self.summary.get("flow", {}).get(f"{eps:g}", [])]
+            return [Outcome(**outcome) for outcome in self.summary.get("flow", {}).get(f"{eps:g}", [])]
         except TypeError:
             raise _damaged(self.path / "summary.json") from None
 
@@ -101,18 +101,20 @@ class Certification:
         """Return the errors at one eps, in percent."""
         if self.records:
             percent = {name: 100 * share for name, share in self.certificate.errors(eps).items()}
-            verifiers, images = self.certificate.asked(eps), self.certificate.counts(eps).total()
+            verifiers, images = self.certificate.verifiers(eps), self.certificate.counts(eps).total()
         else:
             percent, verifiers, images = (
                 self.summary["percent"][f"{eps:g}"],
                 self.summary["by"],
                 self.summary["images"],
             )
-        flow = self.flow(eps)
-        proved = {d.by for d in flow if d.verdict == "robust" and d.by}
+        outcomes = self.outcomes(eps)
+        proved = {d.by for d in outcomes if d.verdict == "robust" and d.by}
         # A summary lists only the verifiers of the last call.
-        verifiers = sorted({*verifiers, *proved}, key=stage_position)
-        verified = {name: 100 * share for name, share in verified_errors(flow, verifiers).items()} if flow else {}
+        verifiers = sorted({*verifiers, *proved}, key=cascade_position)
+        verified = (
+            {name: 100 * share for name, share in verified_errors(outcomes, verifiers).items()} if outcomes else {}
+        )
         # The error of all verifiers together is stored and may be rounded; use it instead of the computed one.
         verified |= dict.fromkeys(verifiers[-1:], percent["verified_error"])
         attack = percent["attack_error" if "attack_error" in percent else "pgd_error"]  # its name in older summaries

@@ -198,7 +198,7 @@ class DataCache:
 
 def _percent(certificate: Certificate, eps: float, by: Sequence[str]) -> dict[str, float | None]:
     errors = certificate.errors(eps)
-    verified = verified_errors(certificate.flow(eps), by)
+    verified = verified_errors(certificate.outcomes(eps), by)
     return {
         "standard": 100 * errors["standard_error"],
         "PGD": 100 * errors["attack_error"],

@@ -154,7 +154,7 @@ def train(
     ):
         if folder and continues:
             check_same_run(folder, recipe)
-            locks.enter_context(folder.held())
+            locks.enter_context(folder.lock())
         training = Training(net, data, recipe, user_method)
         training.check()
         facts: dict[str, Any] = {}
@@ -164,7 +164,7 @@ def train(
                 print(printable(f"skipped: {message}"), file=sys.stderr)
         elif folder:
             folder.create(recipe.to_yaml())
-            locks.enter_context(folder.held())
+            locks.enter_context(folder.lock())
         with show or Live(Terminal(stderr=True)) as display:
             try:
                 return _Runner(training, folder, display, stop, facts).run()
@@ -335,7 +335,7 @@ def first_net(recipe: Recipe, data: Data, *, weights: bool = True) -> nn.Module:
         data: gives the input shape, the classes, and mean and standard deviation.
         weights: load the recipe's file of weights. A resumed run does not need them.
     """
-    if nets.is_own(recipe.net):
+    if nets.is_user_code(recipe.net):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
             net = nets.from_file(recipe.net)

@@ -154,7 +154,7 @@ def remove_temporary_files(folder: Path) -> None:
 
 
 @contextmanager
-def held(folder: Path, doing: str, swept: Iterable[Path]) -> Iterator[None]:
+def lock(folder: Path, doing: str, swept: Iterable[Path]) -> Iterator[None]:
     """Lock a folder for this process. The operating system releases the lock when the process ends.
 
     Args:

@@ -62,9 +62,9 @@ class RunFolder:
         """Whether the training is finished."""
         return self.model.exists() and (self.path / "summary.json").exists()
 
-    def held(self) -> AbstractContextManager[None]:
+    def lock(self) -> AbstractContextManager[None]:
         """Lock the folder for this process."""
-        return checkpoint.held(self.path, "training", (self.path, self.checkpoints, self.path / "stages"))
+        return checkpoint.lock(self.path, "training", (self.path, self.checkpoints, self.path / "stages"))
 
     # ------------------------------------------------------------------------------------------ recipe
 

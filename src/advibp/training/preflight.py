@@ -43,7 +43,7 @@ def check(training: Training) -> None:
 
 def _check_options(training: Training) -> None:
     recipe, method = training.recipe, training.method
-    has_domain = "domain" in method.reads
+    has_domain = "domain" in method.recipe_keys
     if training.trains_batchnorm and not (method.batchnorm or (has_domain and recipe.domain == "box")):
         raise UserError(
             f"{recipe.method} can't bound BatchNorm in training; use advibp, or call .eval() on the BatchNorm layers."
@@ -84,7 +84,7 @@ def _check_objectives(training: Training, x: Tensor, y: Tensor) -> None:
     recipe, settings = training.recipe, training.settings
     with record_pre_activations() as entering:
         _run(training, Inputs(training.net, Ball(x, recipe.eps)), y, Context(ramped=0.0, settings=settings))
-    if "regularizer" in training.method.reads and recipe.regularizer and not _sets(entering):
+    if "regularizer" in training.method.recipe_keys and recipe.regularizer and not _sets(entering):
         raise UserError(
             f"{recipe.method} has a regularizer for ReLUs, and the network has none; set regularizer to 0, or train by "
             f"another method."

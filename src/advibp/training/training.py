@@ -151,7 +151,7 @@ class Training:
         logs_fosc = self.steps % FOSC_EVERY == 0
         context = Context(
             ramped=eps / self.recipe.eps,
-            wants_fosc=logs_fosc or self.weighting.asks_fosc(),
+            wants_fosc=logs_fosc or self.weighting.needs_fosc(),
             latent=self.stage > 0,
             settings=self.settings,
         )

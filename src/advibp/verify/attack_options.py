@@ -74,7 +74,7 @@ class Attack:
         y: Tensor,
         eps: float | Tensor,
         generators: Sequence[torch.Generator] | None = None,
-        by: float | Tensor = 0.0,
+        required_margin: float | Tensor = 0.0,
     ) -> attacks.AttackResult:
         """Attack a batch of images.
 
@@ -84,12 +84,16 @@ class Attack:
             y: Labels (B,).
             eps: Radius, or a tensor of radii that broadcasts to x.
             generators: A generator for the random starts of each image. Default: torch's global generator.
-            by: How much larger than the label's logit another logit must be for the image to count as broken: a number,
-                or (B,). Default: 0.
+            required_margin: How much larger than the label's logit another logit must be for the image to count as
+                broken: a number, or (B,). Default: 0.
         """
         options: dict[str, Any] = {
-            "steps": self.steps, "restarts": self.restarts, "loss": self.loss, "generators": generators, "by": by
-        }  # fmt: skip
+            "steps": self.steps,
+            "restarts": self.restarts,
+            "loss": self.loss,
+            "generators": generators,
+            "required_margin": required_margin,
+        }
         if self.step is None:
             return attacks.linf_apgd(net, x, y, eps, **options)
         return attacks.linf_pgd(net, x, y, eps, rel_stepsize=self.step, **options)

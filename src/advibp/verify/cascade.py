@@ -33,7 +33,7 @@ from advibp.verify.verifiers import VERIFIERS, Proof, searches
 
 @dataclass(frozen=True)
 class Cascade:
-    """The stages for one network and its options."""
+    """The checks for one network and its options."""
 
     net: nn.Module
     by: Sequence[str]  # cheapest first
@@ -70,13 +70,13 @@ class Cascade:
         return f"{self.attack} seed={self.seed}"
 
     @property
-    def stages(self) -> list[str]:
-        """Names of the stages after the clean pass, in order."""
+    def checks(self) -> list[str]:
+        """Names of the checks after the clean pass, in order."""
         before = [name for name in self.by if VERIFIERS[name].before_attack]
         return [*before, "attack", *(name for name in self.by if name not in before)]
 
     def decide(self, x: Tensor, y: Tensor, indices: list[int], prints: list[str], eps: float) -> list[Record]:
-        """Decide a batch of images, stage by stage.
+        """Decide a batch of images, check by check.
 
         Args:
             x: Images (B, ...).
@@ -91,17 +91,17 @@ class Cascade:
         device = next(self.net.parameters()).device
         batch = _Batch(x.to(device), y.to(device), indices, eps)
         predictions = self._classify(batch)
-        for stage in self.stages:
+        for check in self.checks:
             if len(batch.left) == 0:
                 break
-            if stage == "attack":
+            if check == "attack":
                 self._attack_batch(batch)
             else:
-                self._prove(batch, stage)
-            if stage in searches() and len(batch.left):
-                self._search(batch, stage)
-            attacked = stage == "attack" or not VERIFIERS[stage].before_attack
-            if attacked and stage != self.stages[-1]:  # the attack runs whatever the budget is
+                self._prove(batch, check)
+            if check in searches() and len(batch.left):
+                self._search(batch, check)
+            attacked = check == "attack" or not VERIFIERS[check].before_attack
+            if attacked and check != self.checks[-1]:  # the attack runs whatever the budget is
                 late = batch.seconds[batch.left.cpu()] > self.budget
                 batch.decide(late.to(device), "timeout", None)
         self._note_real_proofs(batch)
@@ -145,7 +145,9 @@ class Cascade:
         with batch.timed():
             generators = [start_generator(self.seed, batch.indices[i], batch.eps) for i in left.tolist()]
             x, y = batch.x[left], batch.y[left]
-            attacked = self.attack(self.net, x, y, batch.eps, generators=generators, by=self._rounding_of_margins(x, y))
+            attacked = self.attack(
+                self.net, x, y, batch.eps, generators=generators, required_margin=self._rounding_of_margins(x, y)
+            )
             broken = attacked.broken & self._always_wrong(attacked.x_adv, y)
         if bool(broken.any()):
             self._save(batch, left[broken], attacked.x_adv[broken])
@@ -186,22 +188,22 @@ class Cascade:
         near = (proof.tighten("ibp") > 0) | (batch.proof.tighten("ibp") + 2 * batch.proof.lost > 0)
         if bool(near.any()):
             rows, proof = rows[near], proof.take(torch.nonzero(near).flatten())
-            for stage in (name for name in self.by if VERIFIERS[name].cost == "batch"):
-                proof.tighten(stage)
+            for check in (name for name in self.by if VERIFIERS[name].cost == "batch"):
+                proof.tighten(check)
             margins = zip(rows.tolist(), proof.tighten("ibp").tolist(), strict=True)
             batch.real_margins |= {i: margin for i, margin in margins if margin > 0}
 
     @torch.no_grad()
-    def _prove(self, batch: _Batch, stage: str) -> None:
+    def _prove(self, batch: _Batch, check: str) -> None:
         """Bound the margins of the undecided images by a verifier; for a search, by IBP."""
         with batch.timed():
             if batch.proof is None:
                 batch.proof = Proof(self.net, self._inputs(batch.x[batch.left], batch.eps), batch.y[batch.left])
-            verifier = "ibp" if stage in searches() else stage
+            verifier = "ibp" if check in searches() else check
             margins = batch.proof.tighten(verifier)
         batch.set_margins(batch.left, margins)
         # In real arithmetic, margins that a search starts from must reach its threshold. A NaN margin is no proof.
-        threshold = PROVED if stage in searches() and self.arithmetic == "real" else 0.0
+        threshold = PROVED if check in searches() and self.arithmetic == "real" else 0.0
         batch.decide(margins > threshold, "robust", verifier)
 
     @torch.no_grad()
@@ -210,10 +212,10 @@ class Cascade:
         point = x.to(next(self.net.parameters()).device)
         Kinks(LinearBounds(self.net, Box(point.double(), 0.0), wide=point.dtype))
 
-    def _search(self, batch: _Batch, stage: str) -> None:
+    def _search(self, batch: _Batch, check: str) -> None:
         """Search the undecided images one by one, each against the classes that are not excluded yet."""
         assert batch.proof is not None
-        last, real = stage == self.stages[-1], self.arithmetic == "real"
+        last, real = check == self.checks[-1], self.arithmetic == "real"
         threshold = PROVED if real else 0.0
         answers = []
         for row, known in zip(batch.left.tolist(), batch.proof.margins.tolist(), strict=True):
@@ -224,7 +226,7 @@ class Cascade:
                 question = Question.robustness(
                     self.net, batch.x[row : row + 1], label, batch.eps, len(known), real
                 ).about([k for k, margin in enumerate(margins) if not margin > threshold])
-                answer = searches()[stage](question, seconds=left if last else left / 2)  # half for later stages
+                answer = searches()[check](question, seconds=left if last else left / 2)  # half for later checks
             batch.set_margins(one, torch.tensor([min([answer.margin, *(m for m in margins if m > threshold)])]))
             if answer.counterexample is not None:
                 self._save(batch, one, answer.counterexample)
@@ -233,7 +235,7 @@ class Cascade:
         falsified, robust, late = torch.tensor(flags, device=batch.left.device).T
         verdict: Verdict
         for decided, verdict, decider in (
-            (falsified, "falsified", stage), (robust, "robust", stage), (late & ~falsified & ~robust, "timeout", None),
+            (falsified, "falsified", check), (robust, "robust", check), (late & ~falsified & ~robust, "timeout", None),
         ):  # fmt: skip
             batch.set_verdict(batch.left[decided], verdict, decider)
         batch.remove(falsified | robust | late)

@@ -81,7 +81,7 @@ def certify(
 ) -> Certificate:
     """Give every image a verdict at every eps: certify(net, images, eps) or certify(net, x, y, eps).
 
-    The stages run cheapest first: the clean pass, cheap verifiers, the attack, the other verifiers. An image leaves at
+    The checks run cheapest first: the clean pass, cheap verifiers, the attack, the other verifiers. An image leaves at
     its first verdict. The network is used in evaluation mode and gets its mode back.
 
     Examples:
@@ -145,7 +145,7 @@ def certify(
             cascade.check_exact(images.batch(torch.arange(1))[0])
         if folder:
             make_folder(folder)
-            stack.enter_context(checkpoint.held(folder, "certifying", (folder, folder / "counterexamples")))
+            stack.enter_context(checkpoint.lock(folder, "certifying", (folder, folder / "counterexamples")))
         file = RecordFile.open(folder / "records.jsonl") if folder else None
         if workers > 1 and next(net.parameters()).device.type != "cpu":
             raise UserError("workers need the network on a CPU; certify with workers=1.")

@@ -259,7 +259,7 @@ def radii(
         options["model"] = check_inputs(net, images)
         if folder:
             make_folder(folder)
-            stack.enter_context(checkpoint.held(folder, "certifying", (folder,)))
+            stack.enter_context(checkpoint.lock(folder, "certifying", (folder,)))
         tested = False
         known = {r.index: r for r in read_lines(folder / "radii.jsonl", Radius.of)} if folder else {}
         for start in range(0, len(images), batch_size):

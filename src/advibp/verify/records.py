@@ -11,11 +11,12 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from advibp.moved import renamed, renamed_attribute
 from advibp.storage import checkpoint
 from advibp.storage.json_lines import Fields, parse_line, to_line
 from advibp.verify.attack_options import Attack
 from advibp.verify.precision import ARITHMETICS
-from advibp.verify.verifiers import ATTACKS, VERIFIERS, searches, stage_position
+from advibp.verify.verifiers import ATTACKS, VERIFIERS, cascade_position, searches
 
 Verdict = Literal["robust", "falsified", "misclassified", "unknown", "timeout", "error"]
 VERDICTS: tuple[Verdict, ...] = ("robust", "falsified", "misclassified", "unknown", "timeout", "error")
@@ -31,9 +32,9 @@ class Record:
         label: Class of the image.
         prediction: Class that the network predicts for the unchanged image.
         verdict: One of `VERDICTS`.
-        by: The stage that decided; None if no stage did.
+        by: The check that decided; None if no check did.
         lower_margin: Proved lower bound of the smallest margin, if there is a finite one.
-        seconds: Time spent on the image, all stages together.
+        seconds: Time spent on the image, all checks together.
         provers: Names of the verifiers of the call, separated by spaces.
         attack: The attack with all its options and its seed.
         model: Fingerprint of the network: its weights and its logits on fixed noise images.
@@ -153,24 +154,24 @@ _REQUIRED = [f.name for f in fields(Record) if f.default is MISSING]
 
 
 def _deciders(verdict: Verdict) -> tuple[str | None, ...]:
-    """The stages that can give a verdict; None if no stage decides it."""
+    """The checks that can give a verdict; None if no check decides it."""
     if verdict in ("unknown", "timeout"):
         return (None,)
     deciders = {"robust": (*VERIFIERS,), "falsified": (*ATTACKS, *searches())}
     return deciders.get(verdict, ("clean",))
 
 
-def verified_errors(flow: Iterable[Decided], asked: Iterable[str]) -> dict[str, float]:
-    """For each verifier in `asked`, the share of images that neither it nor a cheaper one proved.
+def verified_errors(outcomes: Iterable[Outcome], verifiers: Iterable[str]) -> dict[str, float]:
+    """For each of the verifiers, the share of images that neither it nor a cheaper one proved.
 
     Args:
-        flow: The counts of `Certificate.flow` at one eps.
-        asked: Names of verifiers.
+        outcomes: The counts of `Certificate.outcomes` at one eps.
+        verifiers: Names of verifiers.
     """
-    flow = list(flow)
-    total = sum(d.images for d in flow)
-    proved = [(stage_position(d.by), d.images) for d in flow if d.verdict == "robust"]
-    return {name: 1 - sum(n for at, n in proved if at <= stage_position(name)) / total for name in asked}
+    outcomes = list(outcomes)
+    total = sum(o.images for o in outcomes)
+    proved = [(cascade_position(o.by), o.images) for o in outcomes if o.verdict == "robust"]
+    return {name: 1 - sum(n for at, n in proved if at <= cascade_position(name)) / total for name in verifiers}
 
 
 def _line(record: Record) -> str:
@@ -178,20 +179,23 @@ def _line(record: Record) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decided:
-    """How many images got one verdict from one stage at one eps.
+class Outcome:
+    """How many images got one verdict from one check at one eps.
 
     Attributes:
-        by: The stage; None for images that no stage decided.
+        by: The check; None for images that no check decided.
         verdict: One of `VERDICTS`.
         images: Number of images.
-        seconds: Mean time per image, all stages together.
+        seconds: Mean time per image, all checks together.
     """
 
     by: str | None
     verdict: Verdict
     images: int
     seconds: float
+
+
+__getattr__ = renamed(__name__, {"Decided": "Outcome"})
 
 
 class _Errors(dict[str, float]):
@@ -221,6 +225,9 @@ class Certificate:
     """
 
     records: list[Record]
+
+    asked = renamed_attribute("Certificate", "asked", "verifiers")
+    flow = renamed_attribute("Certificate", "flow", "outcomes")
 
     @property
     def eps(self) -> list[float]:
@@ -266,13 +273,13 @@ class Certificate:
                 counts["broken" if r.by in ATTACKS else "unbroken"] += 1
         return dict(sorted(attacks.items(), key=lambda item: -sum(item[1].values())))
 
-    def attack(self, asked: Attack | str = "") -> str:
+    def attack(self, default: Attack | str = "") -> str:
         """All attacks in one text. Seeds are included only if two attacks differ in nothing else.
 
         Args:
-            asked: The attack to name if no image had to be attacked. Default: those of the records.
+            default: The attack to name if no image had to be attacked. Default: those of the records.
         """
-        full = list(self.attacks() or ([str(asked)] if asked else sorted({r.attack for r in self.records})))
+        full = list(self.attacks() or ([str(default)] if default else sorted({r.attack for r in self.records})))
         short = [name.partition(" seed=")[0] for name in full]
         return " / ".join(short if len(set(short)) == len(full) else full)
 
@@ -282,28 +289,28 @@ class Certificate:
         known = {r.weights for r in self.records}
         return known.pop() if len(known) == 1 else ""
 
-    def flow(self, eps: float) -> list[Decided]:
-        """Counts for each stage and verdict, in the order of the stages."""
+    def outcomes(self, eps: float) -> list[Outcome]:
+        """Counts for each check and verdict, in the order of the checks."""
         seconds: dict[tuple[str | None, Verdict], list[float]] = {}
         for r in self.records:
             if r.eps == eps:
                 seconds.setdefault((r.by, r.verdict), []).append(r.seconds)
-        decided = [
-            Decided(by=by, verdict=verdict, images=len(took), seconds=sum(took) / len(took))
+        outcomes = [
+            Outcome(by=by, verdict=verdict, images=len(took), seconds=sum(took) / len(took))
             for (by, verdict), took in seconds.items()
         ]
-        return sorted(decided, key=lambda d: (stage_position(d.by), VERDICTS.index(d.verdict)))
+        return sorted(outcomes, key=lambda o: (cascade_position(o.by), VERDICTS.index(o.verdict)))
 
-    def asked(self, eps: float, also: Iterable[str] = ()) -> list[str]:
+    def verifiers(self, eps: float, also: Iterable[str] = ()) -> list[str]:
         """Verifiers whose verified error is known, cheapest first.
 
         These are the verifiers of all calls and `also`. A verifier is left out if it did not run on an image that a
         later verifier proved, because it is unknown whether it would have proved the image.
         """
         names = {*also, *(name for r in self.records if r.eps == eps for name in r.provers.split())}
-        proofs = {(r.provers, stage_position(r.by)) for r in self.records if r.eps == eps and r.verdict == "robust"}
-        skipped = {name for provers, at in proofs for name in names - {*provers.split()} if stage_position(name) < at}
-        return sorted(names - skipped, key=stage_position)
+        proofs = {(r.provers, cascade_position(r.by)) for r in self.records if r.eps == eps and r.verdict == "robust"}
+        skipped = {name for provers, at in proofs for name in names - {*provers.split()} if cascade_position(name) < at}
+        return sorted(names - skipped, key=cascade_position)
 
     def rows(self) -> list[list[str]]:
         """A header and a row for each eps, as text."""

@@ -9,7 +9,7 @@ from typing import Any
 from advibp.execution.hardware import hardware
 from advibp.verify.attack_options import Attack
 from advibp.verify.records import Certificate
-from advibp.verify.verifiers import stage_position
+from advibp.verify.verifiers import cascade_position
 
 
 def summarize(
@@ -29,14 +29,14 @@ def summarize(
     verifiers made them, so the summary names the attacks and verifiers of all records.
     """
     radii = certificate.eps
-    everyone = {name for eps in radii for name in certificate.asked(eps, by)}
-    at_every_eps = everyone.intersection(*(certificate.asked(eps, everyone) for eps in radii))
+    everyone = {name for eps in radii for name in certificate.verifiers(eps, by)}
+    at_every_eps = everyone.intersection(*(certificate.verifiers(eps, everyone) for eps in radii))
     return {
         "command": command,
         "attack": certificate.attack(attack),
         "attacks": certificate.attacks(),
         "weights": certificate.weights,  # their fingerprint
-        "by": sorted(at_every_eps, key=stage_position),
+        "by": sorted(at_every_eps, key=cascade_position),
         "arithmetic": arithmetic,  # covered by the proofs
         "images": certificate.counts(radii[0]).total(),
         "sample": sample,  # None: no random sample
@@ -49,6 +49,6 @@ def summarize(
         "verdicts": {f"{eps:g}": dict(certificate.counts(eps)) for eps in radii},
         # Undecided images that would be proved in real arithmetic.
         "real_proofs": {f"{eps:g}": certificate.real_proofs(eps) for eps in radii},
-        "flow": {f"{eps:g}": [asdict(decided) for decided in certificate.flow(eps)] for eps in radii},
+        "flow": {f"{eps:g}": [asdict(outcome) for outcome in certificate.outcomes(eps)] for eps in radii},
         "hardware": hardware(),
     }

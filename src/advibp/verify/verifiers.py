@@ -176,18 +176,18 @@ def complete_verifiers() -> list[str]:
     return [name for name, row in VERIFIERS.items() if row.in_complete]
 
 
-def stage_labels() -> dict[str, str]:
-    """Labels of all stages of the cascade, in the order in which they run."""
+def check_labels() -> dict[str, str]:
+    """Labels of all checks of the cascade, in the order in which they run."""
     before = {name: row.label for name, row in VERIFIERS.items() if row.before_attack}
     attacks = {name: f"{name.upper()} attack" for name in ATTACKS}
     after = {name: row.label for name, row in VERIFIERS.items() if not row.before_attack}
     return {"clean": "clean pass", **before, **attacks, **after}
 
 
-def stage_position(stage: str | None) -> int:
-    """Position of a stage in the cascade. None, for images that no stage decided, comes last."""
-    names = list(stage_labels())
-    return names.index(stage) if stage in names else len(names)
+def cascade_position(check: str | None) -> int:
+    """Position of a check in the cascade. None, for images that no check decided, comes last."""
+    names = list(check_labels())
+    return names.index(check) if check in names else len(names)
 
 
 def check_arithmetic(names: Sequence[str], arithmetic: str) -> None:

@@ -12,7 +12,7 @@ from advibp.weighting.moments import Weights
 class Memoryless:
     """Base class of weightings without state."""
 
-    def asks_fosc(self) -> bool:
+    def needs_fosc(self) -> bool:
         """Return False: the weights do not depend on FOSC."""
         return False
 

@@ -67,7 +67,7 @@ class Weights(NamedTuple):
 class Weighting(Protocol):
     """Computes the weights of two losses. Any object with these methods is one."""
 
-    def asks_fosc(self) -> bool:
+    def needs_fosc(self) -> bool:
         """Return whether the next weights depend on FOSC. FOSC costs an input gradient, so it is computed only then."""
 
     def weights(
@@ -93,7 +93,7 @@ class Weighting(Protocol):
 
 
 def with_state_dict(weighting: Any) -> Weighting:
-    """Return a user's weighting. If it has `state` and `load_state` as in release 0.1, rename them and warn."""
+    """Return a user's weighting. Methods with names of release 0.1 are renamed, with a warning."""
     if not hasattr(weighting, "state_dict") or ("state" in vars(type(weighting)) and hasattr(weighting, "load_state")):
         if not hasattr(weighting, "state"):
             raise TypeError("it has no state_dict and load_state_dict")
@@ -101,6 +101,10 @@ def with_state_dict(weighting: Any) -> Weighting:
         message = f"{name}.state and load_state are now state_dict and load_state_dict; rename them."
         warnings.warn(message, DeprecationWarning, stacklevel=2)
         weighting.state_dict, weighting.load_state_dict = weighting.state, weighting.load_state
+    if not hasattr(weighting, "needs_fosc") and hasattr(weighting, "asks_fosc"):
+        message = f"{type(weighting).__name__}.asks_fosc is now needs_fosc; rename it."
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        weighting.needs_fosc = weighting.asks_fosc
     return cast(Weighting, weighting)
 
 
@@ -170,7 +174,7 @@ class Moments:
             self._cached = p, a, b, v_lower, v_upper
         return self._cached
 
-    def asks_fosc(self) -> bool:
+    def needs_fosc(self) -> bool:
         """Return whether the next weights depend on FOSC, i.e. whether the past gradients conflict."""
         numbers = self._numbers()
         return numbers is not None and not numbers[0] > 0
@@ -190,7 +194,7 @@ class Moments:
         numbers = self._numbers()
         if numbers is None:
             return Weights(0.5, 0.5, 0.0, "start", math.nan)
-        return compute_weights(*numbers, strong=self.asks_fosc() and bool(fosc <= c_t))
+        return compute_weights(*numbers, strong=self.needs_fosc() and bool(fosc <= c_t))
 
     def update(self, gradients: Tensor) -> None:
         """Take in this step's gradients, (2, n), for the weights of the next step."""

@@ -180,7 +180,7 @@ def test_sizes_that_differ(tmp_path: Path) -> None:
 
 
 @given(hnp.arrays(np.uint8, (5, 5)), st.booleans())
-def test_grey_among_colours_becomes_colour(tmp_path_factory: pytest.TempPathFactory, grey: Array, first: bool) -> None:
+def test_grey_among_colors_becomes_color(tmp_path_factory: pytest.TempPathFactory, grey: Array, first: bool) -> None:
     folder = tmp_path_factory.mktemp("mixed")
     files = [folder / "a.png", folder / "b.png"]
     Image.fromarray(grey).save(files[0 if first else 1])
@@ -199,11 +199,11 @@ def test_every_mode_of_8_bits(tmp_path: Path, mode: str) -> None:
     assert data.load(tmp_path, validation=0).test.x[0].sum() == 0
 
 
-def png(width: int, height: int, depth: int, colour: int, body: bytes) -> bytes:
+def png(width: int, height: int, depth: int, color: int, body: bytes) -> bytes:
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
-    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(body)) + chunk(b"IEND", b"")
 
 
@@ -212,9 +212,9 @@ def png(width: int, height: int, depth: int, colour: int, body: bytes) -> bytes:
     [
         ("grey.png", png(5, 6, 16, 0, bytes(11 * 6))),
         ("grey and alpha.png", png(5, 6, 16, 4, bytes(21 * 6))),
-        ("colour.png", png(5, 6, 16, 2, bytes(31 * 6))),
+        ("color.png", png(5, 6, 16, 2, bytes(31 * 6))),
         ("grey.pgm", b"P5 5 6 65535 " + bytes(60)),
-        ("colour.ppm", b"P6 5 6 1023 " + bytes(180)),
+        ("color.ppm", b"P6 5 6 1023 " + bytes(180)),
     ],
 )
 def test_more_than_8_bits(tmp_path: Path, name: str, body: bytes) -> None:

@@ -44,7 +44,7 @@ def exact_margin(asked: Question) -> float:
     output = kinks.bounds.tape.output
     for k in range(len(asked.unsafe)):
         linear = kinks.linear(output, *asked.conjunction(k))
-        solved = Program(kinks, output, integer=True, largest_of=linear).minimise()
+        solved = Program(kinks, output, integer=True, largest_of=linear).minimize()
         found = min(found, solved.claimed)
     return found
 

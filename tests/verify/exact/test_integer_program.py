@@ -46,7 +46,7 @@ def test_the_integer_program_finds_the_exact_margin_and_the_relaxed_one_is_below
     for other in range(3):
         if other != label:
             row = kinks.linear(bounds.tape.output, margin_row(bounds, label, other))
-            found, below = whole.minimise(row), relaxed.minimise(row)
+            found, below = whole.minimize(row), relaxed.minimize(row)
             # Rows are relaxed by the solver's tolerances, and the bound loses what those may be worth.
             assert found.lower <= float(exact[other]) + 1e-9
             assert abs(found.claimed - float(exact[other])) < 1e-4
@@ -77,7 +77,7 @@ def test_no_point_is_below_the_minimum(seed: int, kind: str, eps: float) -> None
         net, x, bounds, label = case(seed, kind, eps)
     kinks = Kinks(bounds)
     row = margin_row(bounds, label, (label + 1) % 3)
-    found = Program(kinks, bounds.tape.output, integer=True).minimise(kinks.linear(bounds.tape.output, row), seconds=5)
+    found = Program(kinks, bounds.tape.output, integer=True).minimize(kinks.linear(bounds.tape.output, row), seconds=5)
     points = x + eps * (2 * torch.rand(500, *x.shape[1:]).double() - 1).clamp(-0.5, 0.5) * 2
     assert (net(points) @ row[0]).min() >= found.lower - 1e-6
     if found.finished:
@@ -95,7 +95,7 @@ def test_both_sides_of_a_split_give_the_minimum(seed: int, eps: float) -> None:
     _, _, bounds, label = case(seed, "few relus", eps)
     kinks = Kinks(bounds)
     row = margin_row(bounds, label, (label + 1) % 3)
-    whole = Program(kinks, bounds.tape.output, integer=True).minimise(kinks.linear(bounds.tape.output, row)).lower
+    whole = Program(kinks, bounds.tape.output, integer=True).minimize(kinks.linear(bounds.tape.output, row)).lower
     bends = [b for b in kinks.of.values() if len(b.outputs)]
     if not bends:
         return
@@ -109,7 +109,7 @@ def test_both_sides_of_a_split_give_the_minimum(seed: int, eps: float) -> None:
         inside = Kinks(half)
         assert inside.count < kinks.count
         program = Program(inside, half.tape.output, integer=True, splits=[Split(entering, element, positive)])
-        halves.append(program.minimise(inside.linear(half.tape.output, row)).lower)
+        halves.append(program.minimize(inside.linear(half.tape.output, row)).lower)
     assert abs(min(halves) - whole) < 1e-4  # rows are relaxed by ten tolerances of HiGHS
 
 
@@ -120,10 +120,10 @@ def test_the_largest_of_some_rows_is_at_least_the_largest_of_their_minima(seed: 
     kinks = Kinks(bounds)
     rows = torch.randn(3, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     functions = kinks.linear(bounds.tape.output, rows, torch.tensor([0.0, 0.1, -0.2], dtype=torch.float64))
-    found = Program(kinks, bounds.tape.output, integer=True, largest_of=functions).minimise()
+    found = Program(kinks, bounds.tape.output, integer=True, largest_of=functions).minimize()
     single = Program(kinks, bounds.tape.output, integer=True)
     each = [
-        single.minimise(
+        single.minimize(
             kinks.linear(
                 bounds.tape.output, rows[k : k + 1], float(functions.constants.new_tensor([0.0, 0.1, -0.2])[k])
             )
@@ -150,7 +150,7 @@ def test_an_infeasible_split_has_an_infinite_minimum() -> None:
         program = Program(
             kinks, bounds.tape.output, integer=False, splits=[Split(entering, k, positive=True) for k in (0, 1)]
         )
-        assert program.minimise(kinks.linear(bounds.tape.output, torch.eye(2).double()[:1])).lower == math.inf
+        assert program.minimize(kinks.linear(bounds.tape.output, torch.eye(2).double()[:1])).lower == math.inf
 
 
 @settings(max_examples=20)
@@ -179,7 +179,7 @@ def test_without_time_the_bound_is_sound() -> None:
     _, _, bounds, label = case(3, "few relus", 0.2)
     kinks = Kinks(bounds)
     row = kinks.linear(bounds.tape.output, margin_row(bounds, label, (label + 1) % 3))
-    solved = Program(kinks, bounds.tape.output, integer=True).minimise(row, seconds=0.0)
+    solved = Program(kinks, bounds.tape.output, integer=True).minimize(row, seconds=0.0)
     assert not solved.finished
     assert -math.inf < solved.lower
 
@@ -191,9 +191,9 @@ def test_a_solver_that_gives_up_proves_nothing(monkeypatch: pytest.MonkeyPatch) 
     row = kinks.linear(bounds.tape.output, margin_row(bounds, label, (label + 1) % 3))
     program = Program(kinks, bounds.tape.output, integer=True)
     assert program.has_choices
-    assert program.minimise(row).lower > -math.inf
+    assert program.minimize(row).lower > -math.inf
     monkeypatch.setattr(program._highs, "getModelStatus", lambda: highspy.HighsModelStatus.kSolveError)
-    assert program.minimise(row).lower == -math.inf
+    assert program.minimize(row).lower == -math.inf
 
 
 @pytest.mark.parametrize("integer", [True, False])
@@ -204,7 +204,7 @@ def test_a_program_without_splits_is_never_infeasible(monkeypatch: pytest.Monkey
     row = kinks.linear(bounds.tape.output, margin_row(bounds, label, (label + 1) % 3))
     program = Program(kinks, bounds.tape.output, integer=integer)
     monkeypatch.setattr(program._highs, "getModelStatus", lambda: highspy.HighsModelStatus.kInfeasible)
-    assert program.minimise(row).lower == -math.inf
+    assert program.minimize(row).lower == -math.inf
 
 
 def test_seconds_are_those_of_one_call() -> None:
@@ -218,5 +218,5 @@ def test_seconds_are_those_of_one_call() -> None:
     row = kinks.linear(bounds.tape.output, torch.tensor([[1.0, -1.0]]).double())
     began = time.monotonic()
     for _ in range(9):
-        assert not program.minimise(row, seconds=0.05).finished
+        assert not program.minimize(row, seconds=0.05).finished
     assert time.monotonic() - began < 10  # 25 if they add up

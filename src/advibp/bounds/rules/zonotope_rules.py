@@ -286,7 +286,7 @@ def relu(func: Func, input: Zonotope) -> Zonotope:
             raise UserError(f"relu_bounds must return bounds of this ReLU's shape {tuple(input.shape)}, not {shapes}.")
         lower, upper = torch.maximum(lower, bounds[0]), torch.minimum(upper, bounds[1])
     slope, shift, error = _relax_piecewise(lower, upper, 0.0)
-    if input.most_symbols is not None:
+    if input.max_symbols is not None:
         # With the symbols, the radius after the ReLU has the part slope |g|_1 from them and the part `error`. If the
         # error is larger, the interval [0, u] without symbols is used instead, so that the result is never looser than
         # a box.
@@ -339,7 +339,7 @@ def boxed(func: Func, input: Zonotope, *args: Any, **kwargs: Any) -> Zonotope:
     box = Box.apply(func, (input.to_box(), *args), kwargs)
     if box.shape != input.shape:
         _check_images_separate(func, [input.shape], lambda x: func(x, *args, **kwargs), input.device)
-    return Zonotope.from_box(box, most_symbols=input.most_symbols, relu_bounds=input.relu_bounds)
+    return Zonotope.from_box(box, max_symbols=input.max_symbols, relu_bounds=input.relu_bounds)
 
 
 @unary(METADATA)

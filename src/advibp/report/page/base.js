@@ -19,13 +19,13 @@ const VERDICT_LABELS = {
   robust: "proved", falsified: "broken", unknown: "undecided", timeout: "timed out", error: "logits not finite",
   misclassified: "misclassified",
 };
-// Stages of the cascade, in order. DATA.stages is the table of src/advibp/verify/verifiers.py.
-const STAGES = new Map(DATA.stages.map((stage, position) => [stage.name, { ...stage, position }]));
+// Checks of the cascade, in order. DATA.checks is the table of src/advibp/verify/verifiers.py.
+const CHECKS = new Map(DATA.checks.map((check, position) => [check.name, { ...check, position }]));
 const ALL = "all"; // stands for all verifiers together
 const DASHES = ["solid", "dash", "dot", "dashdot"];
-const stageName = (by) => (by == null ? "no stage" : by === ALL ? "all verifiers" : STAGES.get(by)?.label ?? by);
-const stagePosition = (by) => STAGES.get(by)?.position ?? STAGES.size; // undecided images come last
-const byStage = (a, b) => stagePosition(a) - stagePosition(b);
+const checkName = (by) => (by == null ? "undecided" : by === ALL ? "all verifiers" : CHECKS.get(by)?.label ?? by);
+const checkPosition = (by) => CHECKS.get(by)?.position ?? CHECKS.size; // undecided images come last
+const byCheck = (a, b) => checkPosition(a) - checkPosition(b);
 
 
 // Creates an element. Strings become text nodes, never markup.

@@ -42,7 +42,7 @@ function drawFigure({ node, draw }) {
 // Plotly's symbol and the character for the key, for the first verifier, the second, ...
 const MARKERS = [["diamond", "◆"], ["square", "■"], ["triangle-up", "▲"], ["triangle-down", "▼"], ["star", "★"],
   ["hexagon", "⬢"], ["pentagon", "⬟"], ["hourglass", "⧗"], ["cross", "✚"], ["bowtie", "⧓"]];
-const VERIFIERS = [...STAGES.values()].filter((stage) => stage.kind === "verifier").map((stage) => stage.name);
+const VERIFIERS = [...CHECKS.values()].filter((check) => check.kind === "verifier").map((check) => check.name);
 const [SYMBOL, GLYPH] = [0, 1];
 const marker = (by, part) => MARKERS[Math.max(0, VERIFIERS.indexOf(by)) % MARKERS.length][part];
 
@@ -82,7 +82,7 @@ function gaps(div, groups, xTitle, resultAt, describe) {
 // Upper end of an axis that shows all of these errors.
 const highest = (result) => Math.min(104, 1.08 * Math.max(1, ...result.flatMap((at) => at?.verified.map(([, error]) => error) ?? [])));
 
-const verifiedLines = (result) => result.verified.map(([by, error]) => `not proved by ${plain(stageName(by))}: ${percent(error)}`);
+const verifiedLines = (result) => result.verified.map(([by, error]) => `not proved by ${plain(checkName(by))}: ${percent(error)}`);
 
 function gapFigure(div) {
   const drawn = gaps(div, DATA.eps, "eps", (entry, { eps }) => entry.at.find((at) => at.eps === eps),
@@ -104,7 +104,7 @@ function classFigure(div) {
 }
 
 function gapKey(provers) {
-  return [["○ standard error"], ["✕ attack error"], ...provers.map((by) => [`${marker(by, GLYPH)} not proved by ${stageName(by)}`]),
+  return [["○ standard error"], ["✕ attack error"], ...provers.map((by) => [`${marker(by, GLYPH)} not proved by ${checkName(by)}`]),
     [el("i", { class: "swatch gap" }), "gap: neither proved nor broken"]];
 }
 

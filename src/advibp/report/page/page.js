@@ -104,7 +104,7 @@ function overEps() {
 const radiusNotes = () => shownEntries().filter((entry) => entry.histogram).map((entry) => {
   const { right, median, never } = entry.histogram, wrong = entry.radiiOf - right;
   return el("p", { class: "note" }, named(entry), `: half of the ${whole(right)} correctly classified images are proved up to eps `
-    + `${significant(median)} by ${listed(entry.radiiBy.split(" ").map(stageName))}`
+    + `${significant(median)} by ${listed(entry.radiiBy.split(" ").map(checkName))}`
     + (wrong ? `; ${whole(wrong)} misclassified images are not drawn` : "")
     + (never ? `; ${whole(never)} were never broken` : "") + ".");
 });
@@ -135,8 +135,8 @@ function build() {
         .append(figure(classFigure, { tall: true, eps: true, key: gapKey([ALL]) }));
     }
     if (DATA.entries.some((entry) => entry.at.some((at) => at.flow.length))) {
-      section("cascade", "Decisions by stage", "Each image passes through the stages, cheapest first, until one decides it. "
-        + "The time of an image includes all stages that it passed through.")
+      section("cascade", "Decisions by check", "Each image passes through the checks, cheapest first, until one decides it. "
+        + "The time of an image includes all checks that it passed through.")
         .append(part(el("div", { class: "cards" }), cascades, { eps: true }));
     }
     if (DATA.images.shown.length || DATA.images.missing.length) {

@@ -23,7 +23,7 @@ function galleries() {
 function picture(run, image) {
   const img = (number, alt) => el("img", { src: DATA.images.pictures[number], alt });
   const truth = className(run, image.label), now = image.now == null ? null : className(run, image.now);
-  const title = [`test image ${image.index}`, `class ${truth}`, image.by && `${VERDICT_LABELS[image.verdict]} by ${stageName(image.by)}`,
+  const title = [`test image ${image.index}`, `class ${truth}`, image.by && `${VERDICT_LABELS[image.verdict]} by ${checkName(image.by)}`,
     image.margin != null && `proved margin ${significant(image.margin)}`].filter(Boolean).join("\n");
   const caption = now == null ? truth : [truth, " → ", el("b", {}, now)];
   return el("figure", { class: "picture", title },

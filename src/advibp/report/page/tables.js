@@ -32,13 +32,13 @@ function sentence(at) {
   const count = (...verdicts) => verdicts.reduce((sum, verdict) => sum + (at.counts[verdict] ?? 0), 0);
   const [proved, broken, wrong] = [count("robust"), count("falsified"), count("misclassified", "error")];
   const open = at.images - proved - broken - wrong;
-  const by = at.verified.map(([name]) => stageName(name));
-  const searched = at.flow.filter((one) => one.verdict === "falsified" && STAGES.get(one.by)?.kind !== "attack");
+  const by = at.verified.map(([name]) => checkName(name));
+  const searched = at.flow.filter((one) => one.verdict === "falsified" && CHECKS.get(one.by)?.kind !== "attack");
   const later = searched.reduce((sum, one) => sum + one.images, 0);
   return el("p", { class: "sentence" },
     el("b", {}, `${whole(proved)} of ${whole(at.images)} test images are proved at eps ${epsText()} `),
     `by ${listed(by)}. The attack broke ${whole(broken - later)}`,
-    later > 0 && `, and ${listed([...new Set(searched.map((one) => stageName(one.by)))])} ${whole(later)} more`, `; ${whole(open)} ${open === 1 ? "is" : "are"} undecided; `,
+    later > 0 && `, and ${listed([...new Set(searched.map((one) => checkName(one.by)))])} ${whole(later)} more`, `; ${whole(open)} ${open === 1 ? "is" : "are"} undecided; `,
     `${whole(wrong)} ${wrong === 1 ? "is" : "are"} misclassified without a change.`);
 }
 
@@ -78,7 +78,7 @@ const nothingShown = () => DATA.entries.length ? "No run is selected; select one
 function errorTable() {
   const entries = shownEntries(), rows = [];
   const provers = [...new Set(DATA.entries.flatMap((e) => e.at.flatMap((at) => at.verified.map(([by]) => by))))];
-  provers.sort(byStage);
+  provers.sort(byCheck);
   for (const { eps, text } of DATA.eps) {
     for (const entry of entries) {
       const at = entry.at.find((one) => one.eps === eps);
@@ -87,34 +87,34 @@ function errorTable() {
         gap(at).toFixed(2)] });
     }
   }
-  const head = ["eps", "run", "images", "standard", "attack", ...provers.map(stageName), "gap"];
+  const head = ["eps", "run", "images", "standard", "attack", ...provers.map(checkName), "gap"];
   return table(head, rows.map((row) => row.cells),
     { numbers: 2, marked: (n) => rows[n].eps === DATA.eps[chosen.eps].eps });
 }
 
-// ---- The cascade: decisions by stage ----
+// ---- The cascade: decisions by check ----
 
 function cascades() {
   const entries = shownEntries().filter((entry) => atChosen(entry)?.flow.length);
-  if (!entries.length) return el("p", { class: "empty" }, `The deciding stages at eps ${epsText()} are unknown.`);
+  if (!entries.length) return el("p", { class: "empty" }, `The deciding checks at eps ${epsText()} are unknown.`);
   return entries.map((entry) => el("article", { class: "card" }, el("h3", {}, named(entry)), flow(atChosen(entry), entry.attack)));
 }
 
 const share = (part) => (part > 0 && part < 0.01 ? "< 1 %" : `${Math.round(100 * part)} %`);
 
-// A row for each stage, split into the images that it decided and the images that it passed on.
+// A row for each check, split into the images that it decided and the images that it passed on.
 function flow(at, attack) {
   const time = at.flow.reduce((sum, one) => sum + one.images * one.seconds, 0);
-  const asked = [attack.split(" ")[0], ...at.verified.map(([by]) => by), ...at.flow.map((one) => one.by)];
-  const stages = [...new Set(asked)].filter((by) => by !== "").sort(byStage);
+  const used = [attack.split(" ")[0], ...at.verified.map(([by]) => by), ...at.flow.map((one) => one.by)];
+  const checks = [...new Set(used)].filter((by) => by !== "").sort(byCheck);
   let left = at.images;
-  const rows = stages.map((by) => {
+  const rows = checks.map((by) => {
     const decided = at.flow.filter((one) => one.by === by), entered = left;
     const done = decided.reduce((sum, one) => sum + one.images, 0);
     const cost = decided.reduce((sum, one) => sum + one.images * one.seconds, 0);
     left -= done;
     return entered > 0 && el("li", {},
-      el("div", { class: "stage" }, el("b", {}, by == null ? "undecided" : stageName(by)),
+      el("div", { class: "check" }, el("b", {}, by == null ? "undecided" : checkName(by)),
         el("span", {}, `${whole(entered)} ${by == null ? "left" : entered === 1 ? "enters" : "enter"}`)),
       el("div", { class: "proportions" },
         decided.map((one) => el("i", { class: `v-${one.verdict}`, style: `flex-grow: ${one.images}`,

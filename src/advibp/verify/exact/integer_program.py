@@ -86,7 +86,7 @@ class Program:
             index: The node.
             integer: Whether a is in {0, 1}; otherwise in [0, 1].
             splits: Fixed signs of pre-activations.
-            largest_of: Linear functions, the largest of which is minimized if `minimise` is called without a row.
+            largest_of: Linear functions, the largest of which is minimized if `minimize` is called without a row.
         """
         self._kinks, self._integer, self._whole = kinks, integer, not splits
         box = kinks.bounds.box
@@ -266,7 +266,7 @@ class Program:
     def has_choices(self) -> bool:
         return self._integer and bool(self._choices)
 
-    def minimise(
+    def minimize(
         self,
         row: Linear | None = None,
         *,

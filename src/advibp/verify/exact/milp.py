@@ -56,7 +56,7 @@ def solve_margin(question: Question, program: Program, row: Linear | None, deadl
     # If the first low point is no counterexample because of rounding, the lowest point may be one.
     for below in (-PROVED, -math.inf):
         left = deadline - time.monotonic()
-        solved = program.minimise(row, seconds=left, above=PROVED, below=below)
+        solved = program.minimize(row, seconds=left, above=PROVED, below=below)
         margin = max(margin, solved.lower)
         if solved.x is not None:
             broken = question.broken_by(torch.from_numpy(solved.x).view(question.lower.shape))

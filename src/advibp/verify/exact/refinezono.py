@@ -67,7 +67,7 @@ def refinezono(question: Question, *, seconds: float = math.inf, exact_layers: i
             if margins[k] <= PROVED and time.monotonic() < deadline:
                 relaxed = relaxed or Program(kinks, bounds.tape.output, integer=False)
                 linear = kinks.linear(bounds.tape.output, row, offset)
-                margins[k] = max(margins[k], relaxed.minimise(linear, seconds=deadline - time.monotonic()).lower)
+                margins[k] = max(margins[k], relaxed.minimize(linear, seconds=deadline - time.monotonic()).lower)
     margin = min(margins)
     return Answer(margin, in_time=margin > PROVED or time.monotonic() < deadline)
 
@@ -104,11 +104,11 @@ def _refine(bounds: LinearBounds, number: int, effect: Tensor, *, integer: bool,
             break
         each = max(left / (len(order) - place), left / 10)  # a hard neuron must not take all the time
         row = kinks.elements(bends.pre_activation, element)
-        at_least = program.minimise(row, seconds=each / 2, above=0.0).lower - _ERROR
+        at_least = program.minimize(row, seconds=each / 2, above=0.0).lower - _ERROR
         if at_least > 0:
             lower.view(-1)[element] = torch.fmax(lower.view(-1)[element], lower.new_tensor(at_least))
             continue
-        at_most = -program.minimise(-row, seconds=each / 2, above=0.0).lower + _ERROR
+        at_most = -program.minimize(-row, seconds=each / 2, above=0.0).lower + _ERROR
         lower.view(-1)[element] = lower.view(-1)[element].clamp(min=at_least)
         upper.view(-1)[element] = upper.view(-1)[element].clamp(max=at_most)
     bounds.tighten(bends.pre_activation, lower, upper)
