@@ -278,7 +278,10 @@ def make_weighting(method: Method, options: WeightingOptions, params: Sequence[T
     try:
         return with_state_dict(weighting())
     except TypeError as error:
-        raise UserError(f"The method's weighting can't be created without arguments ({error}).") from None
+        raise UserError(
+            f"The method's weighting could not be created by a call without arguments ({error}); give a function "
+            "without required arguments."
+        ) from None
 
 
 def method_at(spec: str) -> Method:

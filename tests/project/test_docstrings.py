@@ -6,19 +6,22 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
-#: Packages that are covered so far.
-PACKAGES = ["advibp.bounds", "advibp.execution", "advibp.nets"]
+import advibp
+
+PACKAGES = [f"advibp.{info.name}" for info in pkgutil.iter_modules(advibp.__path__) if info.ispkg]
 
 
 def modules_of(package: str) -> list[ModuleType]:
     """Return a package and all modules in it."""
     root = importlib.import_module(package)
     names = [info.name for info in pkgutil.walk_packages(root.__path__, f"{package}.")]
+    names = [name for name in names if not name.endswith("__main__")]
     return [root, *map(importlib.import_module, names)]
 
 
@@ -40,7 +43,8 @@ EXAMPLES = [test for package in PACKAGES for test in examples_of(package)]
 
 
 @pytest.mark.parametrize("test", EXAMPLES, ids=[test.name for test in EXAMPLES])
-def test_example_runs(test: doctest.DocTest) -> None:
+def test_example_runs(test: doctest.DocTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # some examples write files
     output: list[str] = []
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     with torch.random.fork_rng():

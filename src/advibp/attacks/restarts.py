@@ -26,6 +26,12 @@ class AttackResult:
     Attributes:
         x_adv: the best iterate of each input, (B, ...).
         broken: whether `x_adv` is misclassified, (B,) of bool.
+
+    Examples:
+        >>> import torch, advibp
+        >>> x, y = torch.tensor([[0.5, 0.4]]), torch.tensor([0])
+        >>> advibp.attacks.linf_pgd(torch.nn.Identity(), x, y, eps=0.1).broken
+        tensor([True])
     """
 
     x_adv: Tensor

@@ -98,5 +98,5 @@ def _per_channel(name: str, values: float | Sequence[float], dims: int) -> Tenso
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"{name} must be a number or one number per channel, not {values!r}.") from error
     if channels.numel() == 0 or not bool(channels.isfinite().all()):
-        raise UserError(f"{name} must be finite numbers, one or one per channel, not {values!r}.")
+        raise UserError(f"{name} must be a finite number or one finite number per channel, not {values!r}.")
     return channels.clone().reshape(-1, *[1] * (dims - 1))

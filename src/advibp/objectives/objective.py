@@ -21,6 +21,13 @@ class Evaluation(NamedTuple):
         loss: the loss, a scalar: the mean over the batch.
         point: the adversarial examples at which it was computed, (B, ...), with `requires_grad`; None if the objective
             has none, or if `Context.wants_fosc` is False.
+
+    Examples:
+        >>> import torch
+        >>> from advibp.objectives import Ball, ibp
+        >>> evaluation = ibp(torch.nn.Linear(2, 3), Ball(torch.rand(4, 2), 0.1), torch.tensor([0, 1, 2, 0]))
+        >>> evaluation.loss.shape, evaluation.point
+        (torch.Size([]), None)
     """
 
     loss: Tensor
@@ -38,6 +45,12 @@ class Settings:
         symbols: largest number of noise symbols of a hybrid zonotope.
         regularizer: weight of the regularizer.
         projections: number of random projections that estimate a latent zonotope.
+
+    Examples:
+        >>> import advibp
+        >>> from advibp.objectives import Settings
+        >>> Settings.of(advibp.Recipe(eps=0.1, method="pgd", attack_steps=20)).attack_steps
+        20
     """
 
     attack_steps: int = 8
@@ -62,6 +75,11 @@ class Context:
         wants_fosc: whether the training step needs the adversarial examples to compute FOSC.
         latent: whether the inputs are latent, i.e. whether this is a layer-wise stage.
         settings: the hyperparameters.
+
+    Examples:
+        >>> from advibp.objectives import Context, Settings
+        >>> Context(ramped=0.5, settings=Settings(beta=0.2)).beta
+        0.6
     """
 
     ramped: float = 1.0
@@ -79,7 +97,17 @@ DEFAULT_CONTEXT = Context()
 
 
 class Objective(Protocol):
-    """A loss over a set of inputs."""
+    """A loss over a set of inputs.
+
+    Examples:
+        >>> import torch
+        >>> from torch.nn.functional import cross_entropy
+        >>> from advibp.objectives import DEFAULT_CONTEXT, Ball, Evaluation
+        >>> def at_the_center(net, inputs, y, context=DEFAULT_CONTEXT):
+        ...     return Evaluation(cross_entropy(net(inputs.x), y))
+        >>> at_the_center(torch.nn.Linear(2, 3), Ball(torch.rand(1, 2), 0.1), torch.tensor([0])).loss.shape
+        torch.Size([])
+    """
 
     def __call__(self, net: Any, inputs: Ball, y: Tensor, context: Context = DEFAULT_CONTEXT) -> Evaluation:
         """Return the loss.

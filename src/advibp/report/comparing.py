@@ -119,10 +119,16 @@ class Comparison:
     """A comparison of runs with the first of them.
 
     Examples:
-        ```python
-        comparison = Comparison([read_run("runs/first"), read_run("runs/second")])
-        print([section.title for section in comparison.sections()])
-        ```
+        >>> import torch, advibp
+        >>> x, y = torch.rand(60, 1, 2, 2), torch.arange(60) % 2
+        >>> data = advibp.data.from_tensors(x, y, x, y, validation=10)
+        >>> net = advibp.nets.build("FC 4", input_shape=(1, 2, 2), classes=2, seed=0)
+        >>> options = dict(eps=0.1, method="standard", epochs=1, batch_size=10)
+        >>> for name in ("first", "second"):
+        ...     run = advibp.train(net, data, out=f"runs/{name}", **options)
+        >>> comparison = Comparison([advibp.read_run("runs/first"), advibp.read_run("runs/second")])
+        >>> [section.title for section in comparison.sections()]
+        ['recipes: keys that differ', 'training', 'errors on test images']
 
     Attributes:
         runs: The runs, as `read_run` returns them.

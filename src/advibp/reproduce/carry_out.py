@@ -97,6 +97,12 @@ class Work:
         tell: prints a line about the progress.
         show: returns the display of a training.
         loads_data: False for a dry run.
+
+    Examples:
+        >>> from advibp.reproduce import Ask, Work, make
+        >>> made = make("gradient-cases", Work(Ask(scale="tiny")))
+        >>> made.sections[0].title
+        'Three cases of g_final'
     """
 
     ask: Ask

@@ -27,6 +27,12 @@ class Made:
         sections: tables and charts.
         files: the files that were written.
         lacks: a message about what could not be written; "" if nothing is missing.
+
+    Examples:
+        >>> from advibp.reproduce import reproduce
+        >>> made = reproduce("gradient-cases", out="runs/reproduce")
+        >>> [file.name for file in made.files]
+        ['table.md', 'table.tex', 'table.csv', 'figure.svg', 'report.html']
     """
 
     sections: list[Section]

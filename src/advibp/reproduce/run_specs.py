@@ -94,9 +94,9 @@ class Ask:
         command: the user's command, for the files that are written.
 
     Examples:
-        ```python
-        ask = Ask(scale="tiny", models=("a",), seeds=(0, 1))
-        ```
+        >>> from advibp.reproduce import Ask
+        >>> Ask(scale="tiny", models=("a",), seeds=(0, 1)).seeds
+        (0, 1)
     """
 
     scale: str = "fast"

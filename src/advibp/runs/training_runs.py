@@ -56,11 +56,15 @@ class Run:
         path: the run's folder; None if `train` was called without `out`.
 
     Examples:
-        ```python
-        run = advibp.open_run("runs/first")
-        print(run.recipe.eps, run.history[-1]["verified_error"], run.summary["seconds"])
-        logits = run.net(torch.rand(1, 1, 28, 28))
-        ```
+        >>> import torch, advibp
+        >>> x, y = torch.rand(60, 1, 2, 2), torch.arange(60) % 2
+        >>> data = advibp.data.from_tensors(x, y, x, y, validation=10)
+        >>> net = advibp.nets.build("FC 4", input_shape=(1, 2, 2), classes=2, seed=0)
+        >>> options = dict(eps=0.1, method="standard", epochs=1, batch_size=10)
+        >>> run = advibp.train(net, data, out="runs/first", **options)
+        >>> run = advibp.open_run("runs/first", net)
+        >>> run.recipe.eps, len(run.history), run.net(x).shape
+        (0.1, 1, torch.Size([60, 2]))
     """
 
     net: nn.Module

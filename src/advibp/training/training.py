@@ -48,6 +48,16 @@ class Training:
         recipe: the hyperparameters.
         own_method: the user's method, if the recipe's method is not one of METHODS.
         steps: number of finished steps.
+
+    Examples:
+        >>> import torch, advibp
+        >>> x, y = torch.rand(60, 1, 2, 2), torch.arange(60) % 2
+        >>> data = advibp.data.from_tensors(x, y, x, y, validation=10)
+        >>> net = advibp.nets.build("FC 4", input_shape=(1, 2, 2), classes=2, seed=0)
+        >>> options = dict(eps=0.1, method="standard", epochs=1, batch_size=10)
+        >>> training = Training(net, data, advibp.Recipe.load(**options))
+        >>> len([step.phase for step in training.run_epoch()]), training.finished
+        (5, True)
     """
 
     net: nn.Module

@@ -43,6 +43,13 @@ class Record:
         weights: Fingerprint of the weights alone, to compare with a run's folder; "" if unknown.
         arithmetic: What a proof covers. Old records without this field ignore rounding: "real".
         real_margin: Lower margin in real arithmetic of an undecided image that would be proved in real arithmetic.
+
+    Examples:
+        >>> import torch, advibp
+        >>> certificate = advibp.certify(torch.nn.Linear(2, 2), torch.rand(1, 2), torch.tensor([0]), 0.5)
+        >>> record = certificate.records[0]
+        >>> record.index, record.eps, record.verdict in advibp.verify.records.VERDICTS
+        (0, 0.5, True)
     """
 
     index: int

@@ -86,6 +86,12 @@ def _check_repeats(net: nn.Module, x: Tensor) -> None:
             f"The network changes '{min(changed)}' when it runs, so it is not a function of its input; do not change "
             f"buffers and parameters in evaluation mode."
         )
+    # Some sums on CUDA have no fixed order.
+    if not (_same(first, second) if x.device.type == "cpu" else _close(first, second)):
+        raise UserError(
+            "The network's logits change when it runs on the same images again, so it is not a function of its input; "
+            "make its logits depend on its input and its weights alone."
+        )
     with torch.enable_grad():
         third = _logits(net, x.clone().requires_grad_()).detach()
     with torch.inference_mode():
@@ -93,19 +99,13 @@ def _check_repeats(net: nn.Module, x: Tensor) -> None:
     strided = _strided(net, x)
     if strided is not None and not _close(first, strided):
         raise UserError(
-            "The network gives other logits for the same images in another memory layout, so it is not a function of "
-            "its input; let only its input and its weights determine its logits."
+            "The network's logits depend on the memory layout of the images, so it is not a function of its input; "
+            "make its logits depend on its input and its weights alone."
         )
     if not (_close(first, third) and _close(first, fourth)):
         raise UserError(
-            "The network gives other logits with gradients or in inference mode, so it is not a function of its input; "
-            "let only its input and its weights determine its logits."
-        )
-    # Some sums on CUDA have no fixed order.
-    if not (_same(first, second) if x.device.type == "cpu" else _close(first, second)):
-        raise UserError(
-            "The network gives other logits when it runs on the same images again, so it is not a function of its "
-            "input; let only its input and its weights determine its logits."
+            "The network's logits depend on whether gradients are enabled, so it is not a function of its input; make "
+            "its logits depend on its input and its weights alone."
         )
 
 

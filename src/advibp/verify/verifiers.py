@@ -195,7 +195,7 @@ def check_arithmetic(names: Sequence[str], arithmetic: str) -> None:
     for name in names:
         if arithmetic not in VERIFIERS[name].arithmetics:
             covered = " or ".join(VERIFIERS[name].arithmetics)
-            raise UserError(f"'{name}' proves in {covered} arithmetic, not in {arithmetic}; leave it out of by.")
+            raise UserError(f"'{name}' proves in {covered} arithmetic, not in {arithmetic}; remove it from `by`.")
 
 
 def in_order(names: str | Sequence[str], among: Sequence[str] = ()) -> list[str]:
@@ -215,7 +215,9 @@ def in_order(names: str | Sequence[str], among: Sequence[str] = ()) -> list[str]
     names = [name for each in names for name in (complete_verifiers() if each == "complete" else [each])]
     for name in names:
         if name in VERIFIERS and name not in among:
-            raise UserError(f"'{name}' takes one image at a time, too long for this; choose from {', '.join(among)}.")
+            raise UserError(
+                f"'{name}' bounds one image at a time, which takes too long here; choose from {', '.join(among)}."
+            )
         if name not in among:
             raise UserError(f"There is no verifier '{name}'; choose from {', '.join(among)}.")
     return [name for name in among if name in names]

@@ -37,6 +37,18 @@ class Finding:
         by: "attack" or the complete verifier that found a counterexample; "" otherwise.
         x: the counterexample (N,) if the verdict is "sat".
         y: the network's outputs (K,) at x.
+
+    Examples:
+        >>> import torch
+        >>> from advibp.vnncomp import Case, Property, decide
+        >>> # Can y_0 - y_1 <= 0 hold for an x in [0, 1]^2?
+        >>> disjunct = torch.tensor([[1.0, -1.0]]).double(), torch.zeros(1).double()
+        >>> case = Case(torch.zeros(2).double(), torch.ones(2).double(), [disjunct])
+        >>> prop = Property(inputs=2, outputs=2, cases=[case])
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False))
+        >>> finding = decide(net, (2,), prop)  # x = 0 is a counterexample
+        >>> finding.verdict
+        'sat'
     """
 
     verdict: Verdict

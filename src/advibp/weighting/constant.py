@@ -10,7 +10,16 @@ from advibp.weighting.moments import Weights
 
 
 class Memoryless:
-    """Base class of weightings without state."""
+    """Base class of weightings without state.
+
+    Examples:
+        >>> from advibp.weighting import Memoryless, Weights
+        >>> class Equal(Memoryless):
+        ...     def weights(self, fosc=0.0, c_t=0.0, *, ramped=1.0, gradients=None):
+        ...         return Weights(0.5, 0.5, 0.0, "fixed", float("nan"))
+        >>> Equal().weights().lower
+        0.5
+    """
 
     def needs_fosc(self) -> bool:
         """Return False: the weights do not depend on FOSC."""

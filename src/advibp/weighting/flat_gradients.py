@@ -18,6 +18,17 @@ class FlatGradients:
     Attributes:
         rows: the gradients of the losses, (rows, n).
         final: the combined gradient, (n,). Each parameter's .grad is a view of its part, if the strides allow it.
+
+    Examples:
+        >>> import torch
+        >>> from advibp.weighting import FlatGradients
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> gradients = FlatGradients([w])
+        >>> _ = gradients.take(0, w.sum())
+        >>> _ = gradients.take(1, (2 * w).sum())
+        >>> gradients.rows
+        tensor([[1., 1.],
+                [2., 2.]])
     """
 
     def __init__(self, params: Sequence[Tensor], rows: int = 2) -> None:

@@ -35,6 +35,11 @@ class Weights(NamedTuple):
             "start" in the first step; "conflict" for rules that prioritize neither loss; "fixed" for weights that do
             not depend on gradients.
         angle: angle between the two first moments in degrees; nan if it is not known.
+
+    Examples:
+        >>> from advibp.weighting import Weights
+        >>> Weights(1.0, 0.5, 0.0, "lower", 95.0).of_gradients(upper_loss=2.0)
+        (1.0, 0.5)
     """
 
     lower: float
@@ -65,7 +70,14 @@ class Weights(NamedTuple):
 
 
 class Weighting(Protocol):
-    """Computes the weights of two losses. Any object with these methods is one."""
+    """Computes the weights of two losses. Any object with these methods is one.
+
+    Examples:
+        >>> from advibp.weighting import Fixed, Weighting
+        >>> weighting: Weighting = Fixed(1.0, 2.0)
+        >>> weighting.weights().upper
+        2.0
+    """
 
     def needs_fosc(self) -> bool:
         """Return whether the next weights depend on FOSC. FOSC costs an input gradient, so it is computed only then."""

@@ -66,7 +66,7 @@ class Recording(TorchFunctionMode):
             raise
         except Exception as error:  # a user's network may raise any error
             raise UserError(
-                f"The network can't be recorded: on a value that stands for a tensor it raised {error!r}; use only "
+                f"The network can't be recorded: its forward raised {error!r} on a tensor subclass; use only "
                 f"torch functions in its forward, and update buffers in place."
             ) from error
         finally:

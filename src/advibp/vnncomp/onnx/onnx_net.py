@@ -63,10 +63,11 @@ class OnnxNet(nn.Module):
         file_input_shape: input shape of the file for a batch of one, as other programs expect it.
 
     Examples:
-        ```python
-        net = advibp.vnncomp.load_onnx("first.onnx")
-        bounds = net(advibp.Box.ball(torch.rand(1, *net.input_shape), 0.01))
-        ```
+        >>> import torch, advibp
+        >>> saved = advibp.vnncomp.save_onnx(torch.nn.Linear(2, 3), "first.onnx", (2,))
+        >>> net = advibp.vnncomp.load_onnx("first.onnx")
+        >>> net(advibp.Box.ball(torch.rand(1, *net.input_shape), 0.01)).lower.shape
+        torch.Size([1, 3])
     """
 
     def __init__(

@@ -36,6 +36,11 @@ class Saved:
         operators: how often each ONNX operator occurs, by name.
         difference: largest difference between the outputs of onnxruntime and of the network, relative to the largest
             output.
+
+    Examples:
+        >>> import torch, advibp
+        >>> advibp.vnncomp.save_onnx(torch.nn.Linear(2, 3), "first.onnx", (2,)).operators
+        {'Gemm': 1}
     """
 
     path: Path

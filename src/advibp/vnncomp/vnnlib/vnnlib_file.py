@@ -37,6 +37,16 @@ class Case:
         lower: lower bounds (N,), float64.
         upper: upper bounds (N,), float64.
         disjuncts: pairs of rows C (R, K) and offsets d (R,), float64. A pair holds if C y + d <= 0 in every row.
+
+    Examples:
+        >>> import torch
+        >>> from advibp.vnncomp import Case, Property, decide
+        >>> # Can y_0 - y_1 <= 0 hold for an x in [0, 1]^2?
+        >>> disjunct = torch.tensor([[1.0, -1.0]]).double(), torch.zeros(1).double()
+        >>> case = Case(torch.zeros(2).double(), torch.ones(2).double(), [disjunct])
+        >>> prop = Property(inputs=2, outputs=2, cases=[case])
+        >>> decide(torch.nn.Sequential(torch.nn.Linear(2, 2)), (2,), prop).verdict in ("sat", "unsat")
+        True
     """
 
     lower: Tensor
@@ -56,10 +66,12 @@ class Property:
         cases: the boxes and their constraints.
 
     Examples:
-        ```python
-        prop = advibp.vnncomp.read_vnnlib("props/test-000000-eps-0.1.vnnlib")
-        print(prop.inputs, prop.outputs, len(prop.cases))
-        ```
+        >>> import torch
+        >>> from advibp.vnncomp import read_vnnlib, write_vnnlib
+        >>> write_vnnlib("first.vnnlib", torch.zeros(2), torch.ones(2), 0, 3)  # the label is 0 for all x in [0, 1]^2
+        >>> prop = read_vnnlib("first.vnnlib")
+        >>> prop.inputs, prop.outputs, len(prop.cases)
+        (2, 3, 1)
     """
 
     inputs: int
