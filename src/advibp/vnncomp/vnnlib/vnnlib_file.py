@@ -40,13 +40,9 @@ class Case:
 
     Examples:
         >>> import torch
-        >>> from advibp.vnncomp import Case, Property, decide
-        >>> # Can y_0 - y_1 <= 0 hold for an x in [0, 1]^2?
-        >>> disjunct = torch.tensor([[1.0, -1.0]]).double(), torch.zeros(1).double()
-        >>> case = Case(torch.zeros(2).double(), torch.ones(2).double(), [disjunct])
-        >>> prop = Property(inputs=2, outputs=2, cases=[case])
-        >>> decide(torch.nn.Sequential(torch.nn.Linear(2, 2)), (2,), prop).verdict in ("sat", "unsat")
-        True
+        >>> from advibp.vnncomp import Case
+        >>> y0_at_most_y1 = torch.tensor([[1.0, -1.0]]).double(), torch.zeros(1).double()
+        >>> case = Case(torch.zeros(2).double(), torch.ones(2).double(), [y0_at_most_y1])
     """
 
     lower: Tensor
