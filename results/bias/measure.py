@@ -166,7 +166,7 @@ def p_values(rule: Rule, *, repetitions: int, chains: int, steps: int, seed: int
     return [hotelling(part)[0] for part in biases.split(chains)]
 
 
-CURRENT, BOTH, PAST = "weights from the current gradients", "moments that hold the current gradient", "Algorithm 1"
+CURRENT, BOTH, PAST = "weights from the current gradients", "moments that include the current gradient", "Algorithm 1"
 RULES = [
     Rule(says=f"{CURRENT}; the losses agree", angle=60, weights_from="current"),
     Rule(says=f"{BOTH}; the losses agree", angle=60, weights_from="both"),
@@ -177,9 +177,9 @@ RULES = [
     Rule(says=f"{PAST}; conflict, c_t = 0, no regularizer", angle=120, strong="never"),
     Rule(says=f"{PAST}; conflict, c_t = 0, regularizer", angle=120, strong="never", regularizer=True),
     Rule(says=f"{PAST}; conflict, strong or weak by the current batch's FOSC", angle=120, strong="fosc"),
-    Rule(says=f"{PAST}; conflict, shuffled, 8 batches an epoch", angle=120, batches_per_epoch=8),
-    Rule(says=f"{PAST}; conflict, shuffled, 32 batches an epoch", angle=120, batches_per_epoch=32),
-    Rule(says=f"{PAST}; conflict, shuffled, 128 batches an epoch", angle=120, batches_per_epoch=128),
+    Rule(says=f"{PAST}; conflict, shuffled, 8 batches per epoch", angle=120, batches_per_epoch=8),
+    Rule(says=f"{PAST}; conflict, shuffled, 32 batches per epoch", angle=120, batches_per_epoch=32),
+    Rule(says=f"{PAST}; conflict, shuffled, 128 batches per epoch", angle=120, batches_per_epoch=128),
 ]
 
 

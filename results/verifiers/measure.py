@@ -1,4 +1,4 @@
-"""Measure verifiers on a trained run, for README.md in this folder: `python results/provers/measure.py RUN PART`.
+"""Measure verifiers on a trained run, for README.md in this folder: `python results/verifiers/measure.py RUN PART`.
 
 looser      how often CROWN-IBP and CROWN alone are looser than interval bounds; the cascade never is
 throughput  seconds for all test images, without early exits; run it on an idle machine
