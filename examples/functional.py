@@ -1,4 +1,4 @@
-r"""A network in functional style: parameters of its own, no layer objects, reshaping by hand.
+r"""A network in functional style: it has its own parameters, and calls functions instead of layers.
 
 advibp train mnist examples/functional.py:functional --eps 0.1 --epochs 3 --warmup-natural 0.5 \
         --warmup-adversarial 0.5 --ramp 1 --out runs/functional
