@@ -89,7 +89,7 @@ class Certification:
         )
 
     def outcomes(self, eps: float) -> list[Outcome]:
-        """Return how many images each step of the cascade decided, in order."""
+        """Return how many images each check of the cascade decided, in order."""
         if self.records:
             return self.certificate.outcomes(eps)
         try:
