@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advibp.schedules import RampShape, Timeline, c_t, learning_rate, linear_decay, ramp
+from advibp.schedules import RampShape, Timeline, c_t_share, learning_rate, linear_decay, ramp
 
 shapes: list[RampShape] = ["linear", "smooth"]
 times = st.floats(-2, 3)
@@ -125,13 +125,13 @@ def test_no_ramp_means_full_eps_at_once() -> None:
 def test_c_t_is_the_papers_clip(t: float, c_max: float, r: float, extra: float, decay: float) -> None:
     unclipped = c_max - (t - r - extra) * c_max / decay
     clipped = 0.0 if unclipped < 0 else c_max if unclipped > c_max else unclipped
-    assert c_max * c_t(t, ramp_epochs=r, extra=extra, decay=decay) == pytest.approx(clipped)
+    assert c_max * c_t_share(t, ramp_epochs=r, extra=extra, decay=decay) == pytest.approx(clipped)
 
 
 @given(st.floats(0, 200), st.floats(0, 200), st.floats(0, 10), spans, spans, st.floats(-1, 100))
 def test_c_t_falls_from_c_max_to_0(t: float, s: float, c_max: float, r: float, extra: float, decay: float) -> None:
     def at(time: float) -> float:
-        return c_max * c_t(time, ramp_epochs=r, extra=extra, decay=decay)
+        return c_max * c_t_share(time, ramp_epochs=r, extra=extra, decay=decay)
 
     low, high = sorted((t, s))
     assert 0 <= at(high) <= at(low) <= c_max
@@ -142,7 +142,7 @@ def test_c_t_falls_from_c_max_to_0(t: float, s: float, c_max: float, r: float, e
 @given(st.floats(0, 100), st.floats(-5, 0), spans, spans)
 def test_without_a_decay_c_t_is_a_step(t: float, decay: float, r: float, extra: float) -> None:
     expected = 3.0 if t < r + extra else 0.0
-    assert 3.0 * c_t(t, ramp_epochs=r, extra=extra, decay=decay) == expected
+    assert 3.0 * c_t_share(t, ramp_epochs=r, extra=extra, decay=decay) == expected
 
 
 @given(st.lists(spans, max_size=4), st.floats(0, 60), st.floats(0.1, 1))

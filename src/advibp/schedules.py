@@ -11,7 +11,7 @@ RampShape = Literal["linear", "smooth"]
 PhaseName = Literal["natural", "adversarial", "ramp", "full", "latent"]
 
 # Where the smooth ramp changes from quartic to linear.
-_JOINT = 0.25
+_KNEE = 0.25
 
 
 def ramp(s: float, shape: RampShape = "linear") -> float:
@@ -27,8 +27,8 @@ def ramp(s: float, shape: RampShape = "linear") -> float:
     s = min(max(s, 0.0), 1.0)
     if shape == "linear":
         return s
-    a = 1 / (4 * _JOINT**3 - 3 * _JOINT**4)
-    return a * s**4 if s < _JOINT else 1 - 4 * a * _JOINT**3 * (1 - s)
+    a = 1 / (4 * _KNEE**3 - 3 * _KNEE**4)
+    return a * s**4 if s < _KNEE else 1 - 4 * a * _KNEE**3 * (1 - s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +87,13 @@ class Position(NamedTuple):
     Attributes:
         stage: 0 in the main phase (Algorithm 2), k in the k-th layer-wise stage.
         epoch: number of finished epochs of all stages.
-        into: number of finished steps of the current epoch.
+        step_in_epoch: number of finished steps of the current epoch.
         t: time since the stage began, in epochs.
     """
 
     stage: int
     epoch: int
-    into: int
+    step_in_epoch: int
     t: float
 
 
@@ -142,10 +142,10 @@ class Course:
         """Return the step at which the current epoch ends."""
         now = self.at(steps)
         stage_ends = self.main + now.stage * self.each
-        return min(steps - now.into + self.per_epoch, stage_ends)
+        return min(steps - now.step_in_epoch + self.per_epoch, stage_ends)
 
 
-def c_t(t: float, *, ramp_epochs: float, extra: float, decay: float) -> float:
+def c_t_share(t: float, *, ramp_epochs: float, extra: float, decay: float) -> float:
     """Return c_t / c_max. Algorithm 2, line 4: c_t = clip(c_max - (t - R - extra) c_max / T', 0, c_max).
 
     Args:

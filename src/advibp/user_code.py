@@ -55,8 +55,10 @@ def load(spec: str, make: Callable[[Any], T], *, like: Callable[[Any], bool], ki
     """
     place, _, name = spec.rpartition(":")
     is_file = place.endswith(".py")
-    if not is_user_code(spec) or (is_file and not Path(place).is_file()):
-        raise UserError(f"'{spec}' is not a Python file; write path/to/file.py:{kind} or package.module:{kind}.")
+    if not is_user_code(spec):
+        raise UserError(f"'{spec}' names no Python file; write path/to/file.py:{kind} or package.module:{kind}.")
+    if is_file and not Path(place).is_file():
+        raise UserError(f"There is no file {place}; write path/to/file.py:{kind} or package.module:{kind}.")
     folder = Path(place).resolve().parent if is_file else Path.cwd()
     with _import_from(folder), redirect_stdout(sys.stderr), _user_errors(spec, wanted):
         module = _load_file(Path(place)) if is_file else importlib.import_module(place)

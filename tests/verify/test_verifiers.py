@@ -17,7 +17,7 @@ from advibp import Box, UserError, attacks, certify
 from advibp.verify import Record, largest_proved_eps
 from advibp.verify.precision import ARITHMETICS
 from advibp.verify.records import RecordFile
-from advibp.verify.verifiers import VERIFIERS, Proof, Verifier, bounding_verifiers, check_labels, in_order
+from advibp.verify.verifiers import VERIFIERS, Proof, Verifier, bounding_verifiers, in_order, labels_of_checks
 
 torch.set_num_threads(1)
 
@@ -33,7 +33,7 @@ SOURCES = Path(__file__).parents[2] / "src" / "advibp"
 def test_the_table_is_ordered_and_complete() -> None:
     before = [row.before_attack for row in VERIFIERS.values()]
     assert before == sorted(before, reverse=True)
-    assert list(check_labels()) == ["clean", "ibp", "crown-ibp", "pgd", "apgd", *list(VERIFIERS)[2:]]
+    assert list(labels_of_checks()) == ["clean", "ibp", "crown-ibp", "pgd", "apgd", *list(VERIFIERS)[2:]]
     for row in VERIFIERS.values():
         assert (row.search is None) != (row.tighten is None)
         assert (row.cost == "search") == (row.search is not None)

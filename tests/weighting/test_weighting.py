@@ -18,8 +18,8 @@ from advibp.recipe import Recipe
 from advibp.weighting import (
     BETA1,
     BETA2,
+    BaseWeighting,
     Fixed,
-    Memoryless,
     Moments,
     Scheduled,
     Weighting,
@@ -29,7 +29,7 @@ from advibp.weighting import (
     joint_backward,
     with_state_dict,
 )
-from advibp.weighting.surgery import OfThisStep
+from advibp.weighting.surgery import TorchJDWeighting
 
 # Coordinates on a grid of 1/8: moments of ordinary size, and inner products that are exact.
 coordinates = st.integers(-80, 80).map(lambda k: k / 8)
@@ -382,7 +382,7 @@ def test_moments_and_recipes_have_the_same_decays() -> None:
 
 
 def test_every_weighting_takes_no_fosc_for_a_weak_attack() -> None:
-    for weighting in (Moments, Fixed, Scheduled, OfThisStep, Weighting):
+    for weighting in (Moments, Fixed, Scheduled, TorchJDWeighting, Weighting):
         assert inspect.signature(weighting.weights).parameters["fosc"].default == math.inf
     assert inspect.signature(joint_backward).parameters["fosc"].default == math.inf
 
@@ -440,7 +440,7 @@ def test_names_of_release_0_1_work_and_warn() -> None:
     restored.load_state_dict({{"m": "m_hat", "v": "v_hat"}.get(k, k): v for k, v in saved.state_dict().items()})
     assert restored.weights() == saved.weights()
 
-    class Old(Memoryless):
+    class Old(BaseWeighting):
         def state(self) -> dict[str, Tensor]:
             return {"a": torch.ones(1)}
 

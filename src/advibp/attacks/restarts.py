@@ -91,7 +91,8 @@ def run_restarts(
     """Run an iterative attack several times and return the best iterate of each input.
 
     A misclassified iterate is better than a correctly classified one. Of two misclassified or two correctly classified
-    iterates, the one with the higher score is kept. Every iterate lies in the feasible set of real numbers.
+    iterates, the one with the higher score is kept. Every iterate lies exactly in the
+    feasible set, also when it is compared in real arithmetic.
 
     Args:
         rule: how iterates move.

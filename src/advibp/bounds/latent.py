@@ -99,7 +99,8 @@ class LatentZonotope:
         """
         if e.shape != (expected := (len(self._box), self.symbols)):
             raise UserError(
-                f"e must be {expected}, not {tuple(e.shape)}; in attacks.linf_pgd set stop_on_success=False."
+                f"e must have the shape {expected}, not {tuple(e.shape)}; linf_pgd drops rows unless "
+                "stop_on_success=False."
             )
         parts = e.split([shape[1:].numel() for shape in self._shapes], 1)
         noise = (part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True))
@@ -183,7 +184,10 @@ class _ReplacedRelus(TorchFunctionMode):
 
 
 class _OnAllRows(torch.autograd.Function):
-    """Call a function on all rows (R, ...) under vmap. A recorded network still gets batches of its size B."""
+    """Call a function on all rows (R, ...) under vmap.
+
+    vmap keeps batches of size B, the only size that a recorded network accepts.
+    """
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...

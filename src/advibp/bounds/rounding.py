@@ -126,7 +126,13 @@ def size(value: Any) -> Any:
 
 
 def checked(rounding: Rounding, error: Tensor, share: float) -> Tensor:
-    """Return infinite errors where a sum may overflow. The magnitudes of its terms add up to error / share at most."""
+    """Return infinite errors where a sum may overflow.
+
+    Args:
+        rounding: the arithmetic.
+        error: upper bounds of the rounding errors of sums.
+        share: error relative to the sum of the terms' magnitudes, so that sum is at most error / share.
+    """
     limit = share * rounding.largest
     if error.numel() and not bool(error.amax() < limit):
         return error.masked_fill(~(error < limit), math.inf)

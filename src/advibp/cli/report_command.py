@@ -29,7 +29,7 @@ def report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         metavar="FILE",
-        help="HTML file; default: report.html in the folder of the run, or in this folder for several runs",
+        help="HTML file; default: report.html in the folder of the run; of several runs, in the current folder",
     )
     parser.add_argument("--title", default="", help="title of the page; default: the names of the runs")
     parser.add_argument("--data-root", metavar="DIR", help="folder of the data sets")

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from advibp import nets
 from advibp.cli.console import OUT, count, fraction
-from advibp.cli.train_command import TYPE_NET, options_of, recipe_options, user_method
+from advibp.cli.train_command import NET_NOT_TYPED, options_of, recipe_options, user_method
 from advibp.errors import UserError
 from advibp.methods import METHODS
 from advibp.recipe import Recipe
@@ -71,7 +71,7 @@ def run_sweep(args: argparse.Namespace) -> None:
         keys = {**options, **change}
         recipe = Recipe.load(args.recipe, methods.get(str(keys.get("method"))), **keys)
         if nets.is_user_code(recipe.net) and "net" not in keys:
-            raise UserError(TYPE_NET.format(net=recipe.net))
+            raise UserError(NET_NOT_TYPED.format(net=recipe.net))
         recipes.append((change, recipe))
     out, numbers = Path(args.out), iter(range(1, len(recipes) + 1))
     out.mkdir(parents=True, exist_ok=True)

@@ -64,8 +64,8 @@ def _description(key: str) -> str:
 
 
 #: User code is run only if its name is on the command line, not if a file names it.
-TYPE_NET = "The recipe has a user-defined network; to run its code, add DATA and NET ({net}) to the command."
-TYPE_METHOD = "The recipe has a user-defined method; to run its code, add --method {method} to the command."
+NET_NOT_TYPED = "The recipe has a user-defined network; to run its code, add DATA and NET ({net}) to the command."
+METHOD_NOT_TYPED = "The recipe has a user-defined method; to run its code, add --method {method} to the command."
 
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -93,9 +93,9 @@ def run_train(args: argparse.Namespace) -> None:
             raise UserError(f"{problem}; give the folder of a run, or DATA and NET to start one.")
         recipe = Recipe.load(args.recipe, method, **options)
     if nets.is_user_code(recipe.net) and not args.net:
-        raise UserError(TYPE_NET.format(net=recipe.net))
+        raise UserError(NET_NOT_TYPED.format(net=recipe.net))
     if recipe.method not in METHODS and method is None:
-        raise UserError(TYPE_METHOD.format(method=recipe.method))
+        raise UserError(METHOD_NOT_TYPED.format(method=recipe.method))
     out = Path(
         args.out
         or f"runs/{Path(recipe.data).stem}-{Path(recipe.net).stem}-{recipe.method.rpartition(':')[2]}-eps{recipe.eps:g}"

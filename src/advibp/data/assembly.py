@@ -164,7 +164,7 @@ def count_classes(minimum: int, classes: int | None, origin: str) -> int:
         )
     classes = minimum if classes is None else classes
     if classes < 2:
-        raise UserError(f"{origin} has a single class; expected labels from 0 to 1 at least.")
+        raise UserError(f"{origin} has a single class; give images of at least two classes.")
     return classes
 
 

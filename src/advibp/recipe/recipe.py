@@ -90,17 +90,20 @@ class Recipe:
         1e-4,
         or_word("auto", share_or(number(0))),
         "initial threshold of FOSC: in a conflict the adversarial loss is prioritized if FOSC is at most c_t; auto: "
-        "FOSC after the warm-up; 30%: in that share of the conflicts",
+        "FOSC after the warm-up; 30%: the loss is prioritized in this share of the conflicts, those with the strongest "
+        "attacks",
     )
     c_extra: Span = _option(0.0, span, "epochs at full eps before c_t, or the share, decays")
     c_decay: Span = _option("10%", span, "T': epochs in which c_t, or the share, falls from c_max to 0")
     fosc_scale: str = _option(
-        "sample", one_of("sample", "batch"), "scale of c_max: each sample's loss, or the batch-mean loss"
+        "sample",
+        one_of("sample", "batch"),
+        "scale of c_max; sample: of each sample's loss; batch: of the batch-mean loss",
     )
     fosc_set: str = _option(
         "clipped",
         one_of("clipped", "ball"),
-        "set of FOSC: the ball clipped to [0, 1], or the whole ball as printed in the paper",
+        "set of FOSC; clipped: the ball clipped to [0, 1]; ball: the whole ball, as printed in the paper",
     )
     weighting: str | None = _option(
         None,
@@ -115,7 +118,7 @@ class Recipe:
     scope: str = _option(
         "all",
         one_of("all", "first", "last"),
-        "parameters from which the moments are computed: all, the first tensor or the last tensor",
+        "parameters from which the moments are computed; first: the first tensor; last: the last tensor",
     )
     beta1: float = _option(BETA1, number(0, 0.999999), "decay of the gradient moments")
     beta2: float = _option(BETA2, number(0, 0.999999), "decay of the norm moments")
@@ -123,7 +126,9 @@ class Recipe:
         Settings.attack_steps, integer(1, 10_000), "pgd, mip, colt: steps of the attack in training"
     )
     beta: float = _option(Settings.beta, number(0, 1), "crown-ibp, advcrown-ibp: weight of CROWN-IBP after the ramp")
-    domain: str = _option(Settings.domain, one_of("box", "hybrid", "deepz"), "diffai: abstract domain of its loss")
+    domain: str = _option(
+        Settings.domain, one_of("box", "hybrid", "deepz"), "diffai: abstract domain of its loss: box, hybrid or deepz"
+    )
     symbols: int = _option(
         Settings.symbols, integer(0, 100_000), "diffai: number of noise symbols of a hybrid zonotope"
     )
@@ -149,19 +154,21 @@ class Recipe:
     )
     lr_factor: float = _option(0.25, number(0, 1), "factor of the learning rate at a milestone")
     clip: float | None = _option(
-        10.0, or_word("none", number(0, above=True)), "largest norm of the gradient; longer ones are scaled down"
+        10.0,
+        or_word("none", number(0, above=True)),
+        "largest norm of the gradient; longer ones are scaled down; none: no limit",
     )
     l1: float = _option(0.0, number(0), "weight of L1 regularization")
     max_loss: float = _option(1e6, number(0, above=True), "stop with a diagnosis if a loss exceeds this")
     batchnorm: str = _option(
         "adversarial",
         one_of("adversarial", "clean"),
-        "BatchNorm statistics of the bounds: of the adversarial pass, or of a clean pass, which takes a quarter longer",
+        "BatchNorm statistics of the bounds; adversarial: of the adversarial pass; clean: of a clean pass, slower",
     )
     stages: int | str = _option(
         0,
         or_word("all", integer(0, 1000)),
-        "number of layer-wise stages after the main phase; each freezes one more layer",
+        "number of layer-wise stages after the main phase; each freezes one more layer; all: one for each layer",
     )
     stage_epochs: float = _option(10.0, number(0, 1e6, above=True), "epochs of each layer-wise stage")
     stage_lr: float = _option(5e-4, number(0, above=True), "Adam's learning rate at the start of each layer-wise stage")
@@ -169,7 +176,9 @@ class Recipe:
         (), spans, "epochs of a stage at which its learning rate is multiplied by lr_factor, if lr_shape is steps"
     )
     weights: str | None = _option(None, or_word("none", text), "initial weights, a .safetensors file; none: random")
-    init: str = _option("ibp", one_of("ibp", "default"), "initialization: ibp (Shi et al. 2021), or torch's default")
+    init: str = _option(
+        "ibp", one_of("ibp", "default"), "initialization; ibp: by Shi et al. 2021; default: torch's own"
+    )
     normalize: bool = _option(False, flag, "add a first layer that normalizes by mean and std of the training images")
     data_root: str | None = _option(
         None, or_word("none", text), "folder of data sets; none: ADVIBP_DATA, or the user's cache"
@@ -183,9 +192,11 @@ class Recipe:
     select: str = _option(
         "last",
         one_of("last", "best"),
-        "final weights: those of the last epoch, or of the epoch with the best verified error on validation images",
+        "final weights; last: of the last epoch; best: of the epoch with the best verified error on validation images",
     )
-    limit: int | None = _option(None, or_word("none", integer(1)), "train on the first images only, this many")
+    limit: int | None = _option(
+        None, or_word("none", integer(1)), "number of training images to use, a fixed random subset; none: all"
+    )
     seed: int = _option(0, integer(0, 2**63 - 1), "random seed of weights, data order and attacks")
     threads: int | None = _option(
         None, or_word("none", integer(1, 1024)), "number of CPU threads; none: torch's default"
@@ -204,7 +215,7 @@ class Recipe:
                 raise UserError(f"{option.name} is {value!r}, but must be {expected}.") from None
         self.timeline()  # checks that the phases fit
         if self.method in METHODS:
-            self.suits(METHODS[self.method])
+            self.check_method(METHODS[self.method])
 
     @classmethod
     def load(cls, source: str | Path | None = None, own: Method | None = None, /, **changes: Any) -> Recipe:
@@ -223,13 +234,13 @@ class Recipe:
         changes = current_keys(changes, warn=True)
         given = {**(current_keys(read(source)) if source else {}), **changes}
         defaults = own.recipe if own else defaults_of(str(given.get("method", cls.method)))
-        return cls.of({**defaults, **given})._check_read(changes)
+        return cls.of({**defaults, **given})._refuse_ignored_keys(changes)
 
     def changed(self, own: Method | None = None, /, **changes: Any) -> Recipe:
         """Return a copy with `changes`. A new method brings its own defaults in place of the old one's."""
         changes = current_keys(changes, warn=True)
         if changes.get("method", self.method) == self.method:
-            return Recipe.of({**self.as_dict(), **changes})._check_read(changes)
+            return Recipe.of({**self.as_dict(), **changes})._refuse_ignored_keys(changes)
         defaults = Recipe.load(method=self.method).as_dict()
         kept = {key: value for key, value in self.as_dict().items() if value != defaults[key]}
         return Recipe.load(None, own, **{**kept, **changes})
@@ -245,7 +256,7 @@ class Recipe:
                 raise UserError(f"'{key}' is no recipe key; {hint}")
         return cls(**values)
 
-    def _check_read(self, changes: Mapping[str, Any]) -> Recipe:
+    def _refuse_ignored_keys(self, changes: Mapping[str, Any]) -> Recipe:
         """Refuse keys of `changes` that the method ignores. A recipe file may have them, because it holds every key."""
         if self.method in METHODS:
             for key in changes:
@@ -277,7 +288,7 @@ class Recipe:
             )
         return line
 
-    def suits(self, method: Method) -> None:
+    def check_method(self, method: Method) -> None:
         """Raise a UserError if a key has no effect for a method."""
         two = method.lower is not None and method.upper is not None
         if not two and (self.weighting is not None or self.kappa is not None):

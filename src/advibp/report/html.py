@@ -26,7 +26,7 @@ from advibp.report.sections import Section, TableSection
 from advibp.report.shown_images import Source, show
 from advibp.runs.run_files import RunFiles
 from advibp.storage import checkpoint
-from advibp.verify.verifiers import ATTACKS, check_labels
+from advibp.verify.verifiers import ATTACKS, labels_of_checks
 from advibp.version import __version__
 
 _SCRIPTS = ("base.js", "tables.js", "figures.js", "pictures.js", "page.js")
@@ -87,7 +87,8 @@ def _checks() -> list[dict[str, str]]:
     """Name, label and kind of every check of the cascade, in order."""
     kinds = {"clean": "clean", **dict.fromkeys(ATTACKS, "attack")}
     return [
-        {"name": name, "label": label, "kind": kinds.get(name, "verifier")} for name, label in check_labels().items()
+        {"name": name, "label": label, "kind": kinds.get(name, "verifier")}
+        for name, label in labels_of_checks().items()
     ]
 
 

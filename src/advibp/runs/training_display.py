@@ -113,7 +113,7 @@ class Live:
             self.task,
             description=f"epoch {training.course.at(training.steps - 1).epoch + 1}",
             total=training.steps_per_epoch,
-            completed=training.course.at(training.steps - 1).into + 1,
+            completed=training.course.at(training.steps - 1).step_in_epoch + 1,
             now=f"{step.phase}  eps {step.eps:.4f}  {losses(step)}  left {self._time_left(training)}",
         )
 

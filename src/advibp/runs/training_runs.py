@@ -255,7 +255,7 @@ class _Runner:
     def _stop(self) -> NoReturn:
         assert self.stop.signal
         now = self.training.course.at(self.training.steps)
-        where = f"stopped in epoch {now.epoch + 1}, after step {now.into} of {self.training.steps_per_epoch}"
+        where = f"stopped in epoch {now.epoch + 1}, after step {now.step_in_epoch} of {self.training.steps_per_epoch}"
         if self.folder is None:
             raise Stopped(self.stop.signal, f"{where}; nothing was saved, because `out` was not given")
         raise Stopped(

@@ -2,8 +2,8 @@
 
     recipe.yaml  metrics.jsonl  events/  checkpoints/  model.safetensors  stages/  summary.json  certify/
 
-Writes are atomic: if the process is killed, no finished work is lost. This module stores plain mappings and tensors;
-the package `runs` interprets them.
+metrics.jsonl is appended to; all other files are written atomically. If the process is killed, no finished work is
+lost. This module stores plain mappings and tensors; the package `runs` interprets them.
 """
 
 from __future__ import annotations

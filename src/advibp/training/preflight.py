@@ -31,7 +31,10 @@ def check(training: Training) -> None:
         raise UserError("There are no validation images; hold some out: data.load(..., validation=1000).")
     try:
         ibp_margins.errors(training.net, x, y, training.recipe.eps)  # every epoch ends with this
-        with training.stages.traceless(), batchnorm.step(training.net, training.trains_batchnorm) as statistics:
+        with (
+            training.stages.with_buffers_restored(),
+            batchnorm.step(training.net, training.trains_batchnorm) as statistics,
+        ):
             if statistics:
                 statistics.capture(training.net, x)
             _check_objectives(training, x, y)

@@ -75,7 +75,7 @@ class Stages:
         """Return the number of stages for the recipe's `stages`, a number or "all". x is a batch.
 
         Raises:
-            UserError: if the network can't be cut so often.
+            UserError: if the network has fewer cuts.
         """
         found, refusals = self._find_cuts(x)
         if stages == "all" and found:
@@ -134,11 +134,11 @@ class Stages:
             return latent
 
     def _find_cuts(self, x: Tensor) -> tuple[list[Cut], list[str]]:
-        with self.traceless():
+        with self.with_buffers_restored():
             return cuts(self.net, x)
 
     @contextmanager
-    def traceless(self) -> Iterator[None]:
+    def with_buffers_restored(self) -> Iterator[None]:
         """Give layers their training modes, and restore the buffers (running statistics) at the end."""
         buffers = [(buffer, buffer.clone()) for buffer in self.net.buffers()]
         self.resume_modes()
@@ -156,7 +156,7 @@ class Stages:
 
     def trains_batchnorm(self, x: Tensor) -> bool:
         """Return whether a BatchNorm layer uses batch statistics on x."""
-        with self.traceless():
+        with self.with_buffers_restored():
             return batchnorm.in_training(self.net, x)
 
 

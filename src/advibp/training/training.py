@@ -93,7 +93,7 @@ class Training:
 
     def _find_method(self) -> Method:
         if self.own_method is not None:
-            self.recipe.suits(self.own_method)
+            self.recipe.check_method(self.own_method)
             return self.own_method
         if self.recipe.method not in METHODS:
             raise UserError(f"The recipe's method, {self.recipe.method}, is a user's; pass the Method as `method`.")
@@ -104,7 +104,7 @@ class Training:
         extra, decay = recipe.in_epochs(recipe.c_extra), recipe.in_epochs(recipe.c_decay)
 
         def relative_threshold(t: float) -> float:
-            return schedules.c_t(t - line.joint, ramp_epochs=line.ramp, extra=extra, decay=decay)
+            return schedules.c_t_share(t - line.joint, ramp_epochs=line.ramp, extra=extra, decay=decay)
 
         return Gate(recipe.c_max, relative_threshold, scale=self.batch_size if recipe.fosc_scale == "batch" else 1)
 
@@ -137,7 +137,7 @@ class Training:
         if now.stage != self.stage:
             self.begin_stage(now.stage)
         self.stages.resume_modes()
-        for x, y in self.feed.batches(now.epoch, now.into, now.into + end - self.steps):
+        for x, y in self.feed.batches(now.epoch, now.step_in_epoch, now.step_in_epoch + end - self.steps):
             yield self.step(x, y)
 
     def step(self, x: Tensor, y: Tensor) -> Step:
@@ -191,7 +191,7 @@ class Training:
 
     def _measure_fosc(self, x: Tensor, y: Tensor) -> float:
         """Return FOSC of the current network at full eps."""
-        with self.stages.traceless():
+        with self.stages.with_buffers_restored():
             losses = self.passes.run(objectives.adversarial, None, x, y, self.recipe.eps, Context(wants_fosc=True))
         assert losses.fosc is not None
         return float(losses.fosc)
@@ -244,7 +244,7 @@ class Training:
         named = zip(measured, values, strict=True)
         bad = [f"{name} is {value:.3g}" for name, value in named if not value <= self.recipe.max_loss]
         if bad or not math.isfinite(length):
-            with self.stages.traceless():
+            with self.stages.with_buffers_restored():
                 where = divergence.explain(self.net, x, step.eps or self.recipe.eps)
             self._diverged(" and ".join(bad) or "the gradient is not finite", where)
         return float(length)
@@ -259,8 +259,8 @@ class Training:
         now = self.course.at(self.steps)
         phase, eps = self._phase(now.t)
         raise divergence.Diverged(
-            f"Training diverged in epoch {now.epoch + 1}, step {now.into + 1} (phase {phase}, eps {eps:.4g}): {what}, "
-            f"and {where}; train again with a smaller lr, a longer ramp or a smaller eps."
+            f"Training diverged in epoch {now.epoch + 1}, step {now.step_in_epoch + 1} (phase {phase}, eps {eps:.4g}): "
+            f"{what}, and {where}; train again with a smaller lr, a longer ramp or a smaller eps."
         )
 
     # ------------------------------------------------------------------------------------------ stages

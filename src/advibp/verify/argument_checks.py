@@ -51,7 +51,7 @@ def check_eps(eps: Any) -> float:
     except ValueError:
         pass
     shown = value if _is_number(value) else shortened(eps)
-    raise UserError(f"eps is {shown}, but must be a number in (0, 1]: a radius in pixels, such as 0.3 or 8/255.")
+    raise UserError(f"eps is {shown}, but must be a number in (0, 1], a pixel difference such as 0.3 or 8/255.")
 
 
 def check_whole(name: str, value: Any, least: int | None = None) -> int:

@@ -70,7 +70,7 @@ class Proof:
 
     @property
     def lost(self) -> Tensor | float:
-        """Upper bound of the decrease of the linear margins by rounding errors of each image (B,)."""
+        """For each image (B,), the most by which rounding errors can have lowered the linear margins."""
         return 0.0 if self._linear is None else self._linear.lost
 
     @property
@@ -176,7 +176,7 @@ def complete_verifiers() -> list[str]:
     return [name for name, row in VERIFIERS.items() if row.in_complete]
 
 
-def check_labels() -> dict[str, str]:
+def labels_of_checks() -> dict[str, str]:
     """Labels of all checks of the cascade, in the order in which they run."""
     before = {name: row.label for name, row in VERIFIERS.items() if row.before_attack}
     attacks = {name: f"{name.upper()} attack" for name in ATTACKS}
@@ -186,7 +186,7 @@ def check_labels() -> dict[str, str]:
 
 def cascade_position(check: str | None) -> int:
     """Position of a check in the cascade. None, for images that no check decided, comes last."""
-    names = list(check_labels())
+    names = list(labels_of_checks())
     return names.index(check) if check in names else len(names)
 
 

@@ -1,6 +1,7 @@
 """Weights of two losses: Algorithm 1, and the rules it is compared with."""
 
-from advibp.weighting.constant import Fixed, Memoryless, Scheduled
+from advibp.moved import renamed
+from advibp.weighting.constant import BaseWeighting, Fixed, Scheduled
 from advibp.weighting.flat_gradients import FlatGradients
 from advibp.weighting.joint import combine, joint_backward
 from advibp.weighting.moments import BETA1, BETA2, Branch, Moments, Weighting, Weights, compute_weights, with_state_dict
@@ -8,10 +9,10 @@ from advibp.weighting.moments import BETA1, BETA2, Branch, Moments, Weighting, W
 __all__ = [
     "BETA1",
     "BETA2",
+    "BaseWeighting",
     "Branch",
     "Fixed",
     "FlatGradients",
-    "Memoryless",
     "Moments",
     "Scheduled",
     "Weighting",
@@ -21,3 +22,5 @@ __all__ = [
     "joint_backward",
     "with_state_dict",
 ]
+
+__getattr__ = renamed(__name__, {"Memoryless": "BaseWeighting"})

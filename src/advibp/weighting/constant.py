@@ -9,12 +9,12 @@ from torch import Tensor
 from advibp.weighting.moments import Weights
 
 
-class Memoryless:
-    """Base class of weightings without state.
+class BaseWeighting:
+    """Base class of weightings, with defaults: no state, and weights that do not depend on FOSC.
 
     Examples:
-        >>> from advibp.weighting import Memoryless, Weights
-        >>> class Equal(Memoryless):
+        >>> from advibp.weighting import BaseWeighting, Weights
+        >>> class Equal(BaseWeighting):
         ...     def weights(self, fosc=0.0, c_t=0.0, *, ramped=1.0, gradients=None):
         ...         return Weights(0.5, 0.5, 0.0, "fixed", float("nan"))
         >>> Equal().weights().lower
@@ -36,7 +36,7 @@ class Memoryless:
         """Do nothing."""
 
 
-class Scheduled(Memoryless):
+class Scheduled(BaseWeighting):
     """kappa for the lower loss and 1 - kappa for the upper loss; kappa changes linearly over the eps ramp.
 
     Args:
@@ -61,7 +61,7 @@ class Scheduled(Memoryless):
         return Weights(kappa, 1 - kappa, 0.0, "fixed", math.nan)
 
 
-class Fixed(Memoryless):
+class Fixed(BaseWeighting):
     """Constant weights. The paper's baseline has 1 and 1.
 
     Args:

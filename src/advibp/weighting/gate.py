@@ -1,6 +1,6 @@
 """The FOSC gate of Algorithm 1: in a conflict the lower loss is prioritized if FOSC <= c_t, else the upper loss.
 
-The recipe key c_max determines c_t. c_t falls to 0 over the schedule `schedules.c_t`.
+The recipe key c_max determines c_t. c_t falls to 0 over the schedule `schedules.c_t_share`.
 
 - A number: c_t starts at this number, as in the paper. The scale of FOSC depends on the network, eps and the epoch. At
   the default of 1e-4 per sample the gate never opens.

@@ -32,8 +32,8 @@ class Weights(NamedTuple):
         upper: kappa_upper, the weight of the upper loss (kappa_IBP in the paper).
         reg: kappa_reg, the weight of the squared upper loss.
         branch: the branch of Algorithm 1: "agree"; "lower" or "upper", the loss that is prioritized in a conflict;
-            "start" in the first step; "conflict" for rules that prioritize neither loss; "fixed" for weights that do
-            not depend on gradients.
+            "start" in the first step; "conflict" for rules that prioritize neither loss; "fixed" for weights by another
+            rule.
         angle: angle between the two first moments in degrees; nan if it is not known.
 
     Examples:

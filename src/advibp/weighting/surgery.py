@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from advibp.errors import UserError
-from advibp.weighting import Memoryless, Weights
+from advibp.weighting import BaseWeighting, Weights
 
 
-class OfThisStep(Memoryless):
+class TorchJDWeighting(BaseWeighting):
     """Weights by a rule of TorchJD, which maps the Gram matrix of the gradients (2, 2) to weights (2,)."""
 
     def __init__(self, rule: Any) -> None:
@@ -35,14 +35,14 @@ class OfThisStep(Memoryless):
         return Weights(lower, upper, 0.0, "agree" if p > 0 else "conflict", angle)
 
 
-def pcgrad() -> OfThisStep:
+def pcgrad() -> TorchJDWeighting:
     """PCGrad: remove from each gradient its component against the other one (Yu et al. 2020)."""
-    return OfThisStep(_torchjd().PCGradWeighting())
+    return TorchJDWeighting(_torchjd().PCGradWeighting())
 
 
-def mgda() -> OfThisStep:
+def mgda() -> TorchJDWeighting:
     """MGDA: the shortest convex combination of the two gradients (Desideri 2012; Sener and Koltun 2018)."""
-    return OfThisStep(_torchjd().MGDAWeighting())
+    return TorchJDWeighting(_torchjd().MGDAWeighting())
 
 
 def _torchjd() -> Any:

@@ -48,7 +48,7 @@ def random_subproblems(split: SplitBounds, signs: Tensor, seed: int) -> Subprobl
     chance = torch.Generator().manual_seed(seed)
     whole = split.whole()
     parts = whole.take(torch.zeros(len(signs), dtype=torch.int64))._replace(signs=signs)
-    slopes = torch.where(split.bends, torch.rand(signs.shape, generator=chance), parts.slopes)
+    slopes = torch.where(split.is_relu, torch.rand(signs.shape, generator=chance), parts.slopes)
     multipliers = torch.rand(signs.shape, generator=chance) * (signs != 0)
     return parts._replace(slopes=slopes, multipliers=multipliers)
 
@@ -75,7 +75,7 @@ def test_bounds_are_sound_in_the_subproblem(seed: int, kind: str, share: float) 
     values = pre_activations(kinks, points)
     split = SplitBounds(kinks, [kinks.linear(kinks.bounds.tape.output, rows)])
     # Subproblems around some of the points, so that they are not empty.
-    chosen = (torch.rand(8, kinks.count) < share) & split.bends
+    chosen = (torch.rand(8, kinks.count) < share) & split.is_relu
     signs = (values[:8].sign() * chosen).to(torch.int8)
     parts = random_subproblems(split, signs, seed)
     within = (values * signs.unsqueeze(1) >= 0).all(2)  # (D, P)

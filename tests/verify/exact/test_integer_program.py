@@ -96,10 +96,10 @@ def test_both_sides_of_a_split_give_the_minimum(seed: int, eps: float) -> None:
     kinks = Kinks(bounds)
     row = margin_row(bounds, label, (label + 1) % 3)
     whole = Program(kinks, bounds.tape.output, integer=True).minimize(kinks.linear(bounds.tape.output, row)).lower
-    bends = [b for b in kinks.of.values() if len(b.outputs)]
-    if not bends:
+    is_relu = [b for b in kinks.of.values() if len(b.outputs)]
+    if not is_relu:
         return
-    entering, element = bends[-1].pre_activation, int(bends[-1].elements[0])
+    entering, element = is_relu[-1].pre_activation, int(is_relu[-1].elements[0])
     halves = []
     for positive in (True, False):
         half = bounds.take(torch.tensor([0]))

@@ -110,7 +110,7 @@ class SplitBounds:
         functions: the bounded functions. Each is the maximum of its rows.
 
     Attributes:
-        bends: (V,), whether a kink is a ReLU, which can be split.
+        is_relu: (V,), whether a kink is a ReLU, which can be split.
 
     Examples:
         >>> import torch
@@ -155,7 +155,7 @@ class SplitBounds:
         self._negative_slope, self._upper_slope, self._upper_intercept, self._lower, self._upper = (
             torch.cat(numbers) for numbers in zip(none, *lines, strict=True)
         )
-        self.bends = self._upper.isfinite()
+        self.is_relu = self._upper.isfinite()
 
     def _add(self, kinks: Kinks, number: int, kinks_found: UnstableRelus | UndecidedWindows) -> tuple[Tensor, ...]:
         """Add the block of an activation, and return its lower slope if inactive, upper lines and bounds."""
@@ -200,7 +200,7 @@ class SplitBounds:
         """Return the whole box as a subproblem, once for each function."""
         count, kinks = len(self._functions), len(self._negative_slope)
         signs = torch.zeros(count, kinks, dtype=torch.int8, device=self._negative_slope.device)
-        slopes = ((self._upper > -self._lower) | ~self.bends).to(torch.float32).repeat(count, 1)
+        slopes = ((self._upper > -self._lower) | ~self.is_relu).to(torch.float32).repeat(count, 1)
         which = torch.arange(count, device=signs.device)
         weights = torch.zeros(self._present.shape, device=signs.device)
         return Subproblems(which, signs, slopes, torch.zeros_like(slopes), weights)
@@ -275,7 +275,7 @@ class SplitBounds:
         slopes = parts.slopes.to(arrived)
         below = torch.maximum((1 - slopes) * self._upper, -slopes * self._lower) * (1 - self._negative_slope)
         losses = torch.where(arrived < 0, -arrived * self._upper_intercept, arrived * below)
-        return losses.masked_fill(~self.bends | (parts.signs != 0), -1.0)
+        return losses.masked_fill(~self.is_relu | (parts.signs != 0), -1.0)
 
     def ascend(
         self, parts: Subproblems, *, steps: int, enough: float, deadline: float = math.inf
@@ -294,7 +294,7 @@ class SplitBounds:
         relaxations, dtype, fixed = self._relaxations(parts), self._center.dtype, self._objectives(parts)
         known, unit = parts.signs != 0, self._units(self._back(fixed, relaxations, parts).kinks.detach())
         variables = [
-            Variable(parts.slopes.to(dtype), self.bends & ~known, (0.0, 1.0)),
+            Variable(parts.slopes.to(dtype), self.is_relu & ~known, (0.0, 1.0)),
             Variable(parts.multipliers / unit, known, (0.0, math.inf)),
         ]
         if parts.weights.shape[1] > 1:

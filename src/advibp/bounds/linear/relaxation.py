@@ -212,9 +212,10 @@ def cover_rounding(
     """Widen a relaxation so that it holds despite rounding, and bound the rounding error of the backward pass through
     it.
 
-    The computed slope is wrong by a few w, which moves a line by that number times the magnitude of x. The intercepts
-    are widened by this. In the backward pass, coefficients are multiplied by slopes (4 roundings) and by intercepts,
-    which are added up. Both errors are multiples of the coefficients' magnitudes.
+    The computed slope is wrong by a few w, the unit roundoff of the bounds (`Rounding.w`). This moves a line by that
+    number times the magnitude of x. The intercepts are widened by this. In the backward pass, coefficients are
+    multiplied by slopes (4 roundings) and by intercepts, which are added up. Both errors are multiples of the
+    coefficients' magnitudes.
 
     Args:
         relaxation: the relaxation.

@@ -308,7 +308,7 @@ def _turning(rounding: Rounding, func: Func, args: Any, kwargs: dict[str, Any], 
 _ERRORS: dict[str, Error] = {
     **dict.fromkeys(("affine", "linear", "matmul"), _affine),
     **dict.fromkeys(("add", "sub", "rsub"), _sum),
-    # Center and radius of a ReLU's result need less room than its input has.
+    # A ReLU is exact. The room of its input covers the rounding of its center and radius.
     **dict.fromkeys(("neg", "join", "view", "dropout", "relu"), _exact),
     **dict.fromkeys(("monotone", "elu", "softplus"), _monotone),
     **dict.fromkeys(("turning", "leaky_relu"), _turning),

@@ -70,7 +70,7 @@ class Row:
         base_url: Address of the folder with its files; None if it is included in the package.
         folder: Name of its folder under the data root.
         remotes: Files to download.
-        files: Files that the folder contains afterwards; if empty, their checksums are listed when it is fetched.
+        files: Files that the folder contains afterwards; if empty, fetching lists the checksums of all files.
         fallback: Writes the files to a folder if ``base_url`` cannot be reached.
         class_names: Names of the classes in the order of their labels; None if they are the names of class folders,
             or digits.

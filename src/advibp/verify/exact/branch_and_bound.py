@@ -149,7 +149,7 @@ class _Search:
         closed, still = _Pool(parts, bounds).partition(bounds > PROVED)
         self._settled = min([self._settled, *closed.bounds.tolist()])
         undecided = still.parts.signs == 0
-        leaf = (undecided & self._bounds.bends).sum(1) <= self._effort.leaf  # pooling windows can't be split
+        leaf = (undecided & self._bounds.is_relu).sum(1) <= self._effort.leaf  # pooling windows can't be split
         leaves, others = still.partition(leaf)
         return others.join(self._solve(leaves))
 

@@ -104,7 +104,7 @@ class Program:
         for number, found in before.items():
             first = self._inputs + kinks.columns(number).start
             if isinstance(found, UnstableRelus):
-                self._add_bends(found, first)
+                self._add_relus(found, first)
             else:
                 self._add_choices(found, first)
         for split in splits:
@@ -142,14 +142,14 @@ class Program:
         self._entering |= {(node, element): int(column) for element, column in zip(elements.tolist(), z, strict=True)}
         return z
 
-    def _add_bends(self, bends: UnstableRelus, first: int) -> None:
-        count, s = len(bends.elements), bends.slope
+    def _add_relus(self, relus: UnstableRelus, first: int) -> None:
+        count, s = len(relus.elements), relus.slope
         if count == 0:
             return
-        lower, upper = _numbers(bends.lower), _numbers(bends.upper)
+        lower, upper = _numbers(relus.lower), _numbers(relus.upper)
         slack = _SLACK * (1 + np.maximum(-lower, upper))
         lower, upper = lower - slack, upper + slack
-        z = self._add_entering(bends.pre_activation, bends.elements, lower, upper)
+        z = self._add_entering(relus.pre_activation, relus.elements, lower, upper)
         v, a = np.arange(first, first + count), self._add_columns(np.zeros(count), np.ones(count))
         self._choices += a.tolist()
         self._bound(v, s * lower, upper)

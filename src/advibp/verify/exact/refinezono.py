@@ -91,19 +91,19 @@ def _margins(question: Question, output: Any) -> list[float]:
 def _refine(bounds: LinearBounds, number: int, effect: Tensor, *, integer: bool, until: float) -> None:
     """Tighten the bounds of the pre-activations of a ReLU layer, neuron by neuron."""
     kinks = Kinks(bounds)
-    bends = kinks.of[number]
-    assert isinstance(bends, UnstableRelus)
-    lower, upper = (end.clone() for end in bounds.intermediate_bounds[bends.pre_activation])
-    program = Program(kinks, bends.pre_activation, integer=integer)
-    loss = effect[bends.elements] * -bends.lower * bends.upper / (bends.upper - bends.lower)
-    order = bends.elements[loss.argsort(descending=True)]
+    relus = kinks.of[number]
+    assert isinstance(relus, UnstableRelus)
+    lower, upper = (end.clone() for end in bounds.intermediate_bounds[relus.pre_activation])
+    program = Program(kinks, relus.pre_activation, integer=integer)
+    loss = effect[relus.elements] * -relus.lower * relus.upper / (relus.upper - relus.lower)
+    order = relus.elements[loss.argsort(descending=True)]
     for place in range(len(order)):
         element = order[place : place + 1]
         left = until - time.monotonic()
         if left <= 0:
             break
         each = max(left / (len(order) - place), left / 10)  # a hard neuron must not take all the time
-        row = kinks.elements(bends.pre_activation, element)
+        row = kinks.elements(relus.pre_activation, element)
         at_least = program.minimize(row, seconds=each / 2, above=0.0).lower - _ERROR
         if at_least > 0:
             lower.view(-1)[element] = torch.fmax(lower.view(-1)[element], lower.new_tensor(at_least))
@@ -111,7 +111,7 @@ def _refine(bounds: LinearBounds, number: int, effect: Tensor, *, integer: bool,
         at_most = -program.minimize(-row, seconds=each / 2, above=0.0).lower + _ERROR
         lower.view(-1)[element] = lower.view(-1)[element].clamp(min=at_least)
         upper.view(-1)[element] = upper.view(-1)[element].clamp(max=at_most)
-    bounds.tighten(bends.pre_activation, lower, upper)
+    bounds.tighten(relus.pre_activation, lower, upper)
 
 
 def _effects(question: Question, bounds: LinearBounds) -> dict[int, Tensor]:
