@@ -410,7 +410,7 @@ def test_a_generator_makes_it_repeatable() -> None:
 def test_bad_arguments_raise() -> None:
     before, box = nn.Sequential(nn.Linear(6, 6), nn.ReLU()).double(), images(6)
     latent = LatentZonotope(before, nn.Linear(6, 3).double(), box)
-    with pytest.raises(UserError, match=r"e must be \(2, 12\), not \(1, 12\); in attacks.linf_pgd set stop_on_success"):
+    with pytest.raises(UserError, match=r"e must have the shape \(2, 12\), not \(1, 12\); linf_pgd drops rows"):
         latent.point(uniform(latent)[:1])
     assert latent.next_pre_activation_bounds() is None  # there is no ReLU after the cut
     with pytest.raises(UserError, match="projections must not be negative, got -1"):

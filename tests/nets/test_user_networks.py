@@ -184,10 +184,10 @@ def test_file_that_does_not_run(tmp_path: Path, code: str, message: str) -> None
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("nowhere.py:net", "is not a Python file"),
-        ("nowhere.py:", "is not a Python file"),
-        ("nowhere", "is not a Python file"),
-        ("", "is not a Python file"),
+        ("nowhere.py:net", "There is no file nowhere.py"),
+        ("nowhere.py:", "There is no file nowhere.py"),
+        ("nowhere", "names no Python file"),
+        ("", "names no Python file"),
         ("no_such_module_at_all:net", "'no_such_module_at_all'"),
         ("torch.nn:Linear", "needs arguments (in_features, out_features)"),
     ],
