@@ -299,8 +299,8 @@ def test_the_page_shows_a_verifier_that_is_added_to_the_table(
     shown(browser, tmp_path, [read_run(path)])
     assert browser.errors() == []
     assert "by IBP and Newest verifier" in browser.text("#glance")
-    stages = browser.run("return [...document.querySelectorAll('#cascade .stage b')].map(node => node.textContent)")
-    assert stages == ["clean pass", "IBP", "PGD attack", "Newest verifier", "undecided"]
+    checks = browser.run("return [...document.querySelectorAll('#cascade .check b')].map(node => node.textContent)")
+    assert checks == ["clean pass", "IBP", "PGD attack", "Newest verifier", "undecided"]
 
 
 def test_the_command_says_where_the_page_is(
