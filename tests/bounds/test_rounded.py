@@ -178,6 +178,14 @@ def test_a_cast_to_float32_is_an_error_of_a_float64_network() -> None:
     assert_inside(x.float()[None], result.lower, result.upper)
 
 
+@pytest.mark.parametrize("name", ["sum", "mean", "cumsum"])
+def test_a_sum_in_lower_precision_than_its_input_is_refused(name: str) -> None:
+    ball = Rounded.ball(torch.rand(2, 3).double(), 0.1)
+    with pytest.raises(UnsupportedOperation, match=r"returns torch.float32 .* cast its input: x.to\(torch.float32\)"):
+        getattr(ball, name)(1, dtype=torch.float32)
+    assert getattr(ball, name)(1, dtype=torch.float64).dtype == torch.float64
+
+
 def test_a_sum_of_too_many_terms_is_refused() -> None:
     with pytest.raises(UnsupportedOperation, match="terms"):
         Rounding(torch.float32, torch.float32).total_sum(2**23)

@@ -51,6 +51,8 @@ def test_channels_last_from_three_convolutions_on_cpu() -> None:
     cpu = torch.device("cpu")
     assert memory_format.prefers_channels_last(nets.build(DEEP, (2, 6, 6), 2), cpu)
     assert not memory_format.prefers_channels_last(nets.build(DEEP, (2, 6, 6), 2), torch.device("cuda"))
+    strided = nn.Sequential(*(nn.Conv2d(2, 2, 1, stride=2) for _ in range(3)))
+    assert not memory_format.prefers_channels_last(strided, cpu)  # torch crashes in its backward pass
     assert not memory_format.prefers_channels_last(nets.build("Conv 4 3x3+1, Conv 4 3x3+1, FC 6", (2, 6, 6), 2), cpu)
 
 

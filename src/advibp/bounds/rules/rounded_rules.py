@@ -68,6 +68,12 @@ def _run(name: str, func: Func, value: Rounded, args: Any, kwargs: dict[str, Any
         return tuple(value._like(part) for part in output) if isinstance(output, tuple) else output
     if output is value._set:
         return value
+    precise = min((value.rounding.network, value.rounding.bounds), key=lambda dtype: torch.finfo(dtype).eps)
+    if torch.finfo(output.dtype).eps > torch.finfo(precise).eps:  # such as sum(dtype=torch.float32)
+        unsupported(
+            f"{name_of(func)} returns {output.dtype} for {precise}, and its rounding error has no bound",
+            f"cast its input: x.to({output.dtype}).",
+        )
     boxes = inner if kind is Box else _mapped(args, lambda v: v.box)
     result = output if isinstance(output, Box) else Box._of(output.center, output.radius)
     error = rounding_errors.error(value.rounding, name, func, boxes, kwargs, result)
