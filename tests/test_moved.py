@@ -10,7 +10,7 @@ import torch
 
 import advibp
 from advibp import attacks
-from advibp.moved import MOVED
+from advibp.moved import MOVED, RenamedKeys
 
 
 @pytest.mark.parametrize("old", MOVED)
@@ -66,3 +66,37 @@ def test_old_names_of_certificates_work_and_warn() -> None:
         assert advibp.verify.records.Decided is type(certificate.outcomes(0.1)[0])
     with pytest.warns(DeprecationWarning, match="is_user_code"):
         assert advibp.nets.is_own("mine.py:NET")
+
+
+def test_old_keywords_of_weightings_recipes_and_settings_work_and_warn() -> None:
+    with pytest.warns(DeprecationWarning, match="adv was renamed to lower"):
+        assert advibp.Fixed(adv=0.25, ibp=0.5).weights()[:2] == (0.25, 0.5)
+    with pytest.warns(DeprecationWarning, match="ibp was renamed to upper"):
+        assert advibp.weighting.Weights(adv=1.0, ibp=2.0, reg=0.0, branch="fixed", angle=0.0).upper == 2.0
+    with pytest.warns(DeprecationWarning, match="regulariser was renamed"):
+        recipe = advibp.Recipe(method="mip", regulariser=0.5)
+    with pytest.warns(DeprecationWarning, match="Recipe.regulariser was renamed"):
+        assert recipe.regulariser == recipe.regularizer == 0.5
+    with pytest.warns(DeprecationWarning, match="state is now state_dict"):
+        assert advibp.Moments().state() == {}
+    with pytest.warns(DeprecationWarning, match="BaseWeighting"):
+        assert advibp.weighting.Memoryless is advibp.weighting.BaseWeighting
+
+
+def test_old_places_of_displays_work_and_warn() -> None:
+    with pytest.warns(DeprecationWarning, match=r"advibp.runs.training_display.Silent"):
+        assert advibp.display.Silent is advibp.Silent
+
+
+def test_old_keys_of_a_dictionary_are_found_and_warn() -> None:
+    keys = RenamedKeys({"new": 1}, {"old": "new", "gone": "lost"})
+    with pytest.warns(DeprecationWarning, match="old is now new"):
+        assert keys["old"] == 1
+    with pytest.warns(DeprecationWarning, match="old is now new"):
+        assert keys.get("old") == 1
+    with pytest.warns(DeprecationWarning, match="old is now new"):
+        assert "old" in keys
+    assert keys.get("gone", 2) == 2
+    assert list(keys) == ["new"]
+    with pytest.raises(KeyError):
+        keys["gone"]

@@ -122,3 +122,57 @@ def renamed_attribute(cls: str, old: str, new: str) -> Any:
         return getattr(self, new)
 
     return property(get, doc=f"Old name of `{new}`.")
+
+
+def relocated(module: str, places: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a `__getattr__` for a module whose names are now in other modules.
+
+    Args:
+        module: the module's name.
+        places: name -> the module that has it now.
+    """
+
+    def find(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module '{module}' has no attribute '{name}'")
+        warnings.warn(f"{module}.{name} is now {places[name]}.{name}; use that.", DeprecationWarning, stacklevel=2)
+        return getattr(importlib.import_module(places[name]), name)
+
+    return find
+
+
+class RenamedKeys(dict[str, Any]):
+    """A dictionary that also accepts the old names of its keys, with a DeprecationWarning.
+
+    Args:
+        content: the dictionary.
+        names: old name -> new name.
+    """
+
+    def __init__(self, content: Mapping[str, Any], names: Mapping[str, str]) -> None:
+        super().__init__(content)
+        self._names = names
+
+    def _new(self, key: str) -> str | None:
+        """Return the new name of an old one; None if there is none."""
+        new = self._names.get(key)
+        if new is None or not super().__contains__(new):
+            return None
+        warnings.warn(f"{key} is now {new}; read that.", DeprecationWarning, stacklevel=3)
+        return new
+
+    def __missing__(self, key: str) -> Any:
+        new = self._new(key)
+        if new is None:
+            raise KeyError(key)
+        return self[new]
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(key) or (isinstance(key, str) and self._new(key) is not None)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key, or `default`."""
+        try:
+            return self[key]
+        except KeyError:
+            return default

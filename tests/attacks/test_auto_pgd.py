@@ -47,7 +47,7 @@ def battery(seed: int, n: int = 30) -> tuple[nn.Module, Tensor, Tensor]:
 # ------------------------------------------------------------------------------------ the feasible set
 
 
-@given(seeds, radii, ranges, losses, st.booleans(), st.integers(0, 12))
+@given(seeds, radii, ranges, losses, st.booleans(), st.integers(1, 12))
 def test_every_iterate_is_in_the_set(
     seed: int, eps: float, within: tuple[float, float] | None, loss: Loss, start: bool, steps: int
 ) -> None:
@@ -85,7 +85,7 @@ def test_images_keep_their_shape() -> None:
 # ------------------------------------------------------------------------------------ what is found
 
 
-@given(seeds, st.floats(0.01, 0.5), losses, st.booleans(), st.booleans(), st.integers(0, 3))
+@given(seeds, st.floats(0.01, 0.5), losses, st.booleans(), st.booleans(), st.integers(1, 3))
 def test_broken_is_to_return_a_misclassified_point(
     seed: int, eps: float, loss: Loss, stop: bool, targeted: bool, restarts: int
 ) -> None:

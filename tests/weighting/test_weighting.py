@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -447,9 +448,44 @@ def test_names_of_release_0_1_work_and_warn() -> None:
         def load_state(self, state: dict[str, Tensor]) -> None:
             self.loaded = state
 
-    with pytest.warns(DeprecationWarning, match="state_dict and load_state_dict"):
-        weighting = with_state_dict(Old())
-    weighting.load_state_dict(weighting.state_dict())
-    assert weighting.loaded == {"a": torch.ones(1)}  # type: ignore[attr-defined]
+    class Inherits(Old):
+        pass
+
+    for cls in (Old, Inherits):
+        with pytest.warns(DeprecationWarning, match="state_dict and load_state_dict"):
+            weighting = with_state_dict(cls())
+        weighting.load_state_dict(weighting.state_dict())
+        assert weighting.loaded == {"a": torch.ones(1)}  # type: ignore[attr-defined]
+
+    class OldMoments(Moments):
+        def state(self) -> dict[str, Tensor]:
+            return {**super().state(), "more": torch.ones(1)}
+
+        def load_state(self, state: dict[str, Tensor]) -> None:
+            super().load_state({k: v for k, v in state.items() if k != "more"})
+
+    with pytest.warns(DeprecationWarning, match="state_dict"):
+        moments = with_state_dict(OldMoments())
+    moments.update(torch.rand(2, 5))
+    with pytest.warns(DeprecationWarning, match="load_state is now load_state_dict"):
+        moments.load_state_dict(moments.state_dict())
+    assert moments.t == 1  # type: ignore[attr-defined]
     with pytest.raises(TypeError, match="no state_dict"):
         with_state_dict(object())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Moments(2.0, 0.9), "beta1 is 2.0"),
+        (lambda: Moments(0.9, math.nan), "beta2 is nan"),
+        (lambda: Moments("a"), "beta1 is 'a'"),  # type: ignore[arg-type]
+        (lambda: Fixed(math.nan, 1.0), "lower is nan"),
+        (lambda: Fixed(1.0, "a"), "upper is 'a'"),  # type: ignore[arg-type]
+        (lambda: Moments().load_state_dict(None), "dictionary of tensors"),  # type: ignore[arg-type]
+        (lambda: Moments().load_state_dict({"m": torch.ones(1)}), "keys t, m and v, not m"),
+    ],
+)
+def test_bad_arguments_of_weightings_are_refused(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        call()

@@ -16,6 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from advibp.attacks.attack_checks import check_attack
 from advibp.attacks.attack_loss import LossName, Net, attack_loss, targeted_loss
 from advibp.attacks.feasible_set import Range
 from advibp.attacks.restarts import AttackResult, Iterates, run_restarts
@@ -161,6 +162,7 @@ def linf_apgd(
         >>> bool(((result.x_adv - x).abs() <= 0.1).all())
         True
     """
+    check_attack(x, y, eps, steps=steps, restarts=restarts, within=within, loss=loss)
     return run_restarts(
         net,
         x,

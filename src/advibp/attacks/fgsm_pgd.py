@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from advibp.attacks.attack_checks import check_attack
 from advibp.attacks.attack_loss import LossName, Net, attack_loss, gradient_sign
 from advibp.attacks.feasible_set import Range, feasible, uniform_start
 from advibp.attacks.restarts import AttackResult, Iterates, run_restarts
@@ -48,6 +49,7 @@ def linf_gradient_steps(
     Returns:
         x_adv, (B, ...).
     """
+    check_attack(x, y, eps, steps=steps, rel_stepsize=rel_stepsize, within=within, loss=loss)
     lower, upper = feasible(x, eps, within)
     now = uniform_start(x, eps, lower, upper) if random_start else x
     for _ in range(steps):
@@ -159,6 +161,7 @@ def linf_pgd(
         >>> bool(((result.x_adv - x).abs() <= 0.1).all())
         True
     """
+    check_attack(x, y, eps, steps=steps, rel_stepsize=rel_stepsize, restarts=restarts, within=within, loss=loss)
     return run_restarts(
         net,
         x,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from advibp.attacks.attack_loss import Net, gradient_sign, wrong_by
 from advibp.attacks.feasible_set import Range, inner_ball, uniform_start
+from advibp.errors import UserError
 from advibp.execution.own_copy import run_on_copy
 
 
@@ -100,6 +101,8 @@ def run_restarts(
 
     The other arguments are those of `linf_pgd`.
     """
+    if generators is not None and len(generators) != len(x):
+        raise UserError(f"There are {len(generators)} generators, but must be {len(x)}: one for each input.")
     best, broken = x.clone(), torch.zeros(len(x), dtype=torch.bool, device=x.device)
     highest = torch.full((len(x),), -torch.inf, device=x.device, dtype=x.dtype)
     lower, upper = inner_ball(x, eps, within)

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from advibp.display.terminal import Terminal, printable
 from advibp.errors import UserError
 from advibp.parsers import integer, number
+from advibp.recipe import OLD_KEYS
 
 OUT = Terminal(highlight=False, width=None if sys.stdout.isatty() else 120)
 
@@ -91,9 +92,9 @@ class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFo
         return super()._get_help_string(action)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        """Show --batch-size, but not its alias --batch_size."""
+        """Show --batch-size, but not its alias --batch_size, and no old names."""
         names = list(action.option_strings)
-        action.option_strings = [name for name in names if "_" not in name]
+        action.option_strings = [name for name in names if "_" not in name and name[2:] not in OLD_KEYS]
         try:
             return super()._format_action_invocation(action)
         finally:

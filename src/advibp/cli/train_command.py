@@ -13,7 +13,7 @@ from advibp import nets
 from advibp.cli.console import OUT
 from advibp.errors import UserError
 from advibp.methods import METHODS, Method, method_at
-from advibp.recipe import Recipe, read
+from advibp.recipe import OLD_KEYS, Recipe, read
 from advibp.runs import first_net, train
 from advibp.runs.next_steps import how_to_certify
 from advibp.runs.recipe_data import load_data
@@ -54,7 +54,8 @@ def recipe_options(parser: argparse.ArgumentParser) -> None:
         value = getattr(default, f.name)
         value = ",".join(map(str, value)) if isinstance(value, tuple) else "none" if value is None else value
         description = f"{_description(f.name)} (default: {value})".replace("%", "%%")
-        names = dict.fromkeys([f"--{f.name.replace('_', '-')}", f"--{f.name}"])
+        old = [f"--{name}" for name, new in OLD_KEYS.items() if new == f.name]
+        names = dict.fromkeys([f"--{f.name.replace('_', '-')}", f"--{f.name}", *old])
         group.add_argument(*names, dest=f.name, help=description, metavar=f.name.split("_")[-1].upper())
     parser.set_defaults(published=None)
 
@@ -122,4 +123,5 @@ def user_method(name: str | None) -> Method | None:
 
 
 def _and_stages(recipe: Recipe) -> str:
-    return f", then {recipe.stages} layer-wise stages of {recipe.stage_epochs:g}" if recipe.stages else ""
+    plural = "" if recipe.stages == 1 else "s"
+    return f", then {recipe.stages} layer-wise stage{plural} of {recipe.stage_epochs:g}" if recipe.stages else ""

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 def prefers_channels_last(net: nn.Module, device: torch.device) -> bool:
     """Return whether channels_last is faster: on a CPU, with three or more convolutions (docs/performance.md).
 
-    Networks with a stride larger than the kernel, such as a 1x1 convolution of stride 2, are excluded. In channels_last,
-    torch 2.13 writes outside of its memory in the backward pass of such a convolution.
+    Networks with a stride larger than the kernel, such as a 1x1 convolution of stride 2, are excluded. In
+    channels_last, torch 2.13 writes outside of its memory in the backward pass of such a convolution.
     """
     convolutions = [module for module in net.modules() if isinstance(module, nn.Conv2d)]
     skips = any(s > k for conv in convolutions for s, k in zip(conv.stride, conv.kernel_size, strict=True))

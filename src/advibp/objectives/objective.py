@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from advibp.moved import renamed_keywords
 from advibp.objectives.ball import PIXELS, Ball
 
 
@@ -34,6 +35,7 @@ class Evaluation(NamedTuple):
     point: Tensor | None = None
 
 
+@renamed_keywords(regulariser="regularizer")
 @dataclass(frozen=True)
 class Settings:
     """Hyperparameters of the objectives. A `Recipe` has a key of the same name and the same default for each.

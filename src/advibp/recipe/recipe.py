@@ -22,6 +22,7 @@ import yaml
 
 from advibp.errors import UserError
 from advibp.methods import METHODS, WEIGHTINGS, Method, defaults_of
+from advibp.moved import renamed_attribute, renamed_keywords
 from advibp.objectives import Settings
 from advibp.parsers import Parser, Span, flag, integer, number, numbers, one_of, or_word, share_or, span, spans, text
 from advibp.schedules import Timeline
@@ -44,6 +45,7 @@ def _option(default: Any, parse: Parser, description: str) -> Any:
     return field(default=default, metadata={"parse": parse, "description": description})
 
 
+@renamed_keywords(**OLD_KEYS)
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """The hyperparameters of a training run. The defaults train MNIST on two CPU cores.
@@ -205,6 +207,9 @@ class Recipe:
     published: dict[str, Any] | None = _option(
         None, or_word("none", numbers), "numbers of the paper for this run, for comparison"
     )
+
+    normalise = renamed_attribute("Recipe", "normalise", "normalize")
+    regulariser = renamed_attribute("Recipe", "regulariser", "regularizer")
 
     def __post_init__(self) -> None:
         for option in dataclasses.fields(self):

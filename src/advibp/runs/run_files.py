@@ -17,6 +17,7 @@ from typing import Any
 from advibp.errors import UserError
 from advibp.storage.json_lines import read_lines
 from advibp.storage.run_folder import RunFolder
+from advibp.verify.argument_checks import check_path
 from advibp.verify.radius import Radius
 from advibp.verify.records import Certificate, Outcome, Record, verified_errors
 from advibp.verify.verifiers import cascade_position
@@ -167,7 +168,7 @@ def read_run(path: str | Path) -> RunFiles:
     Raises:
         UserError: the folder is not a run, or a file is damaged.
     """
-    folder = RunFolder(Path(path))
+    folder = RunFolder(check_path("path", path))
     recipe = folder.recipe()
     certified, stale = _certified(folder)
     return RunFiles(

@@ -25,6 +25,7 @@ from advibp.execution.modes import preserve_modes
 from advibp.execution.own_copy import run_on_copy
 from advibp.execution.seeds import preserve_global_state
 from advibp.methods import METHODS, Method
+from advibp.moved import RenamedKeys
 from advibp.recipe import Recipe
 from advibp.runs.next_steps import has_command, how_to_go_on
 from advibp.runs.resuming import check_same_run, recipe_of, restore, save, should_resume
@@ -32,6 +33,7 @@ from advibp.runs.stopping import Stopped, StopRequest
 from advibp.runs.training_display import Display, Live
 from advibp.storage import checkpoint
 from advibp.storage.events import Events
+from advibp.storage.metric_names import OLD_NAMES
 from advibp.storage.run_folder import RunFolder
 from advibp.storage.weights import load_weights
 from advibp.training import Training
@@ -88,6 +90,9 @@ class Run:
             stacklevel=3,
         )
         return self.net, self.recipe
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "history", [RenamedKeys(metrics, OLD_NAMES) for metrics in self.history])
 
 
 def train(
@@ -200,6 +205,11 @@ class _Runner:
         self.best_weights: dict[str, Tensor] | None = None
         self.means = EpochMeans(facts.get("means"))
         self.history = folder.history() if folder else []
+        for metrics in self.history:
+            if not {"standard_error", "verified_error"} <= metrics.keys():
+                raise UserError(
+                    f"Epoch {metrics['epoch']} in metrics.jsonl has no errors; delete this line and those after it."
+                )
         self.began = self.saved = time.perf_counter()
 
     def run(self) -> Run:
@@ -278,8 +288,16 @@ class _Runner:
     def _load_best(self) -> None:
         if self.best and self.training.recipe.select == "best":
             if self.best_weights is None and self.folder:
-                self.best_weights, _ = checkpoint.load(self.folder.best(self.best["epoch"]))
+                self.best_weights = self._stored_best(self.folder.best(self.best["epoch"]))
             self.training.net.load_state_dict(self.best_weights or {})
+
+    def _stored_best(self, file: Path) -> dict[str, Tensor]:
+        try:
+            return checkpoint.load(file)[0]
+        except UserError:
+            raise UserError(
+                f"{file} is missing or damaged, so the best weights are lost; train again into another --out."
+            ) from None
 
     def _save_stage(self) -> None:
         """Save the network at the end of each layer-wise stage, so that it can be certified."""

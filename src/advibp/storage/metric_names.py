@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_OLD_NAMES = {
+OLD_NAMES = {
     "loss_adv": "loss_lower",
     "loss_ibp": "loss_upper",
     "kappa_adv": "kappa_lower",
@@ -19,4 +19,4 @@ _OLD_NAMES = {
 
 def with_current_names(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metrics, or the counts of branches, under their current names."""
-    return {_OLD_NAMES.get(name, name): value for name, value in metrics.items()}
+    return {OLD_NAMES.get(name, name): value for name, value in metrics.items()}

@@ -17,6 +17,7 @@ from advibp.display.progress import Counting
 from advibp.errors import UserError
 from advibp.execution.modes import preserve_modes
 from advibp.execution.own_copy import run_on_copy
+from advibp.moved import renamed_keywords
 from advibp.storage import checkpoint
 from advibp.storage.json_lines import Fields, read_lines, to_line
 from advibp.verify.argument_checks import (
@@ -322,6 +323,7 @@ def _fits(radius: Radius, options: dict[str, str]) -> bool:
     return all(getattr(radius, name) == value for name, value in options.items())
 
 
+@renamed_keywords(found="radii")
 def curve(radii: Sequence[Radius], eps: Sequence[float]) -> list[tuple[float, float, float]]:
     """Certified accuracy over eps.
 

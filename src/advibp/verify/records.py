@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from advibp.moved import renamed, renamed_attribute
+from advibp.moved import RenamedKeys, renamed, renamed_attribute
 from advibp.storage import checkpoint
 from advibp.storage.json_lines import Fields, parse_line, to_line
 from advibp.verify.attack_options import Attack
@@ -205,16 +204,6 @@ class Outcome:
 __getattr__ = renamed(__name__, {"Decided": "Outcome"})
 
 
-class _Errors(dict[str, float]):
-    """Errors by name. The old name `pgd_error` of `attack_error` works for one release."""
-
-    def __missing__(self, key: str) -> float:
-        if key != "pgd_error":
-            raise KeyError(key)
-        warnings.warn("pgd_error is now attack_error; read that.", DeprecationWarning, stacklevel=2)
-        return self["attack_error"]
-
-
 @dataclass(frozen=True)
 class Certificate:
     """The records of a certification, and errors computed from them.
@@ -256,11 +245,12 @@ class Certificate:
         total = counts.total()
         attacked = sum(r.eps == eps and r.verdict == "falsified" and r.by in ATTACKS for r in self.records)
         wrong = counts["misclassified"] + counts["error"]  # NaN logits count as wrong
-        return _Errors(
-            standard_error=wrong / total,
-            attack_error=(wrong + attacked) / total,
-            verified_error=(total - counts["robust"]) / total,
-        )
+        errors = {
+            "standard_error": wrong / total,
+            "attack_error": (wrong + attacked) / total,
+            "verified_error": (total - counts["robust"]) / total,
+        }
+        return RenamedKeys(errors, {"pgd_error": "attack_error"})
 
     def real_proofs(self, eps: float) -> int:
         """The number of undecided images that would be proved in real arithmetic, which ignores rounding."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from advibp.bounds.domain import UnsupportedOperation
 from advibp.errors import UserError
 from advibp.execution.own_copy import run_on_copy
+from advibp.moved import renamed_keywords
 from advibp.verify.exact.falsify import falsify
 from advibp.verify.exact.question import PROVED, Question, like
 from advibp.verify.precision import check_types, full_precision
@@ -57,6 +58,7 @@ class Finding:
     y: Tensor | None = None
 
 
+@renamed_keywords(asked="prop")
 def decide(
     net: nn.Module, shape: tuple[int, ...], prop: Property, *, seconds: float = math.inf, real: bool = False
 ) -> Finding:

@@ -6,6 +6,8 @@ import math
 
 from torch import Tensor
 
+from advibp.errors import UserError
+from advibp.moved import renamed_keywords
 from advibp.weighting.moments import Weights
 
 
@@ -61,6 +63,7 @@ class Scheduled(BaseWeighting):
         return Weights(kappa, 1 - kappa, 0.0, "fixed", math.nan)
 
 
+@renamed_keywords(adv="lower", ibp="upper")
 class Fixed(BaseWeighting):
     """Constant weights. The paper's baseline has 1 and 1.
 
@@ -75,6 +78,9 @@ class Fixed(BaseWeighting):
     """
 
     def __init__(self, lower: float = 1.0, upper: float = 1.0) -> None:
+        for name, value in (("lower", lower), ("upper", upper)):
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                raise UserError(f"{name} is {value!r}, but must be a finite number: the weight of a loss.")
         self._weights = Weights(lower, upper, 0.0, "fixed", math.nan)
 
     def weights(

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from advibp.errors import UserError
+from advibp.moved import renamed_keywords
 from advibp.weighting.flat_gradients import FlatGradients
 from advibp.weighting.moments import Weighting, Weights
 
 
+@renamed_keywords(ibp_loss="upper_loss")
 def combine(weights: Weights, gradients: Tensor, upper_loss: Tensor | float, out: Tensor | None = None) -> Tensor:
     """Return g_final = kappa_lower g_lower + (kappa_upper + 2 kappa_reg L_upper) g_upper.
 

@@ -14,6 +14,9 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
+from advibp.errors import UserError
+from advibp.moved import renamed_keywords
+
 Branch = Literal["start", "agree", "lower", "upper", "conflict", "fixed"]
 
 #: Decay of the gradient moments and of the norm moments: the defaults of `Moments` and of a recipe. The paper uses 0.9
@@ -69,6 +72,9 @@ class Weights(NamedTuple):
         return self.upper
 
 
+Weights.__new__ = renamed_keywords(adv="lower", ibp="upper")(Weights.__new__)  # type: ignore[method-assign]
+
+
 class Weighting(Protocol):
     """Computes the weights of two losses. Any object with these methods is one.
 
@@ -106,8 +112,10 @@ class Weighting(Protocol):
 
 def with_state_dict(weighting: Any) -> Weighting:
     """Return a user's weighting. Methods with names of release 0.1 are renamed, with a warning."""
-    if not hasattr(weighting, "state_dict") or ("state" in vars(type(weighting)) and hasattr(weighting, "load_state")):
-        if not hasattr(weighting, "state"):
+    names = [set(vars(cls)) & {"state", "state_dict"} for cls in type(weighting).__mro__]
+    defines_state: set[str] = next(filter(None, names), set())
+    if "state_dict" not in defines_state:
+        if "state" not in defines_state:
             raise TypeError("it has no state_dict and load_state_dict")
         name = type(weighting).__name__
         message = f"{name}.state and load_state are now state_dict and load_state_dict; rename them."
@@ -120,6 +128,7 @@ def with_state_dict(weighting: Any) -> Weighting:
     return cast(Weighting, weighting)
 
 
+@renamed_keywords(v_adv="v_lower", v_ibp="v_upper")
 def compute_weights(p: float, a: float, b: float, v_lower: float, v_upper: float, *, strong: bool) -> Weights:
     """Return the weights of Algorithm 1 from the five numbers that they depend on.
 
@@ -168,6 +177,9 @@ class Moments:
     """
 
     def __init__(self, beta1: float = BETA1, beta2: float = BETA2, scope: slice | None = None) -> None:
+        for name, value in (("beta1", beta1), ("beta2", beta2)):
+            if not isinstance(value, int | float) or not 0 <= value < 1:
+                raise UserError(f"{name} is {value!r}, but must be a number in [0, 1): the decay of a moment.")
         self.beta1, self.beta2, self.scope = beta1, beta2, scope
         self.t = 0
         self.m: Tensor | None = None
@@ -220,6 +232,16 @@ class Moments:
         self.t += 1
         self._cached = None
 
+    def state(self) -> dict[str, Tensor]:
+        """Old name of `state_dict`."""
+        warnings.warn("Moments.state is now state_dict; use that.", DeprecationWarning, stacklevel=2)
+        return Moments.state_dict(self)
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Old name of `load_state_dict`."""
+        warnings.warn("Moments.load_state is now load_state_dict; use that.", DeprecationWarning, stacklevel=2)
+        Moments.load_state_dict(self, state)
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return `t`, `m` and `v`; an empty dictionary before the first update."""
         if self.m is None or self.v is None:
@@ -228,7 +250,11 @@ class Moments:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore what `state_dict` returned. The names `m_hat` and `v_hat` of release 0.1 are read too."""
+        if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+            raise UserError("The state of Moments must be a dictionary of tensors, as state_dict returns it.")
         state = {name.removesuffix("_hat"): tensor for name, tensor in state.items()}
+        if state and state.keys() != {"t", "m", "v"}:
+            raise UserError(f"The state of Moments must have the keys t, m and v, not {', '.join(state)}.")
         self.t = int(state["t"]) if state else 0
         # Copies, because `update` works in place.
         self.m = state["m"].clone() if state else None
