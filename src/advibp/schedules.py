@@ -15,7 +15,7 @@ _KNEE = 0.25
 
 
 def ramp(s: float, shape: RampShape = "linear") -> float:
-    """Return a function that grows from 0 (s <= 0) to 1 (s >= 1).
+    """Return the value at s of a ramp that grows from 0 (s <= 0) to 1 (s >= 1).
 
     The linear ramp is s. The smooth ramp is a s^4 up to j = 1/4 and linear after it. It is continuously differentiable
     and ends at 1 if a j^4 = 1 - 4 a j^3 (1 - j), i.e. a = 1 / (4 j^3 - 3 j^4).
@@ -146,7 +146,9 @@ class Course:
 
 
 def c_t_share(t: float, *, ramp_epochs: float, extra: float, decay: float) -> float:
-    """Return c_t / c_max. Algorithm 2, line 4: c_t = clip(c_max - (t - R - extra) c_max / T', 0, c_max).
+    """Return c_t / c_max, by Algorithm 2, line 4, with the appendix's additional epochs.
+
+    c_t = clip(c_max - (t - R - extra) c_max / T', 0, c_max)
 
     Args:
         t: epochs since the end of the warm-up.

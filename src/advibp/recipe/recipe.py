@@ -68,7 +68,10 @@ class Recipe:
         "mnist", text, "data set: a name from `advibp data`, a folder of images or original files, or a .npz file"
     )
     net: str = _option(
-        "dm-small", text, "network: a name from `advibp nets`, a grammar, file.py:function or package.module:function"
+        "dm-small",
+        text,
+        'network: a name from `advibp nets`, a text such as "Conv 16 4x4+2, FC 100", file.py:function or '
+        "package.module:function",
     )
     method: str = _option(
         "advibp", method_name, f"training method: {', '.join(METHODS)}; or file.py:NAME, a user's Method"
@@ -170,7 +173,7 @@ class Recipe:
     stages: int | str = _option(
         0,
         or_word("all", integer(0, 1000)),
-        "number of layer-wise stages after the main phase; each freezes one more layer; all: one for each layer",
+        "number of layer-wise stages after the main phase; each freezes one more layer; all: as many as possible",
     )
     stage_epochs: float = _option(10.0, number(0, 1e6, above=True), "epochs of each layer-wise stage")
     stage_lr: float = _option(5e-4, number(0, above=True), "Adam's learning rate at the start of each layer-wise stage")

@@ -34,7 +34,7 @@ def how_to_certify(recipe: Recipe, path: Path, method: Method | None = None) -> 
 
 
 def _verifier(recipe: Recipe, method: Method | None) -> str:
-    """Return the verifier whose bounds the method trains on; "" for IBP."""
+    """Return the verifier for which the method trains; "" for IBP or none."""
     if method is None:
         return ""
     verifier = "crown-ibp" if "beta" in method.recipe_keys and recipe.beta > 0 else method.verifier

@@ -31,13 +31,15 @@ class Images(Protocol):
 def parse_images_and_radii(images: Any, y: Any, eps: Any) -> tuple[Images, list[float]]:
     """Read the arguments of certify(net, images, eps) or certify(net, x, y, eps).
 
-    If `images` is not a tensor, it includes the labels, and a third positional argument is eps.
+    If `images` is neither a tensor nor an array, it includes the labels, and a third positional argument is eps.
     """
     if images is None:
         raise UserError(f"There are no images; call {USAGE}.")
     if isinstance(images, Tensor | np.ndarray):
         if not isinstance(y, Tensor | np.ndarray) or y.ndim == 0:
-            raise UserError("These are images without labels; call certify(net, x, y, eps) or certify(net, data, eps).")
+            raise UserError(
+                "These are images without labels; call certify(net, x, y, eps) or certify(net, data.test, eps)."
+            )
         images = (images, y)
     elif y is not None and eps is not None:
         raise UserError(f"There are too many arguments; call {USAGE}, and give the rest by name, such as by=['ibp'].")

@@ -24,7 +24,7 @@ def backward_relaxation(relaxation: LinearRelaxation, a: Tensor) -> tuple[Tensor
     """Carry coefficients back through the relaxation of an activation.
 
     Args:
-        lines: the relaxation, (b, 1, ...) or (b, k, ...).
+        relaxation: the relaxation, (b, 1, ...) or (b, k, ...).
         a: coefficients A (b, k, ...) of the activation's output.
 
     Returns:
@@ -88,7 +88,7 @@ def backward_max_pool(relaxation: MaxPoolRelaxation, a: Tensor) -> tuple[Tensor,
     """Carry coefficients back through the relaxation of max pooling.
 
     Args:
-        lines: the relaxation, with as many rows as A.
+        relaxation: the relaxation, with as many rows as A.
         a: coefficients A (R, C, ...) of the pooling's output.
 
     Returns:

@@ -212,7 +212,10 @@ def write(path: str | Path, lower: Tensor, upper: Tensor, label: int, classes: i
     if not bool(((lower <= upper) & lower.isfinite() & upper.isfinite()).all()):
         raise UserError("A lower bound is above its upper bound, or a bound is not finite; give the bounds of a box.")
     if not 0 <= label < classes or classes < 2:
-        raise UserError(f"The label is {label} of {classes} classes; expected 2 or more classes and a smaller label.")
+        raise UserError(
+            f"The label is {label} of {classes} classes; expected at least 2 classes, and a label from 0 to the "
+            "number of classes minus 1."
+        )
     box = list(zip(_numbers(lower), _numbers(upper), strict=True))
     lines = [f"; {line}" for line in comment.splitlines()]
     lines += [f"(declare-const X_{i} Real)" for i in range(len(box))]
