@@ -59,7 +59,7 @@ def population(angle: float, n: int) -> Population:
 class Rule:
     """One rule for weights and for drawing batches."""
 
-    says: str
+    description: str
     angle: float
     weights_from: str = "past"  # past: Algorithm 1; current: m = g_t, v = |g_t|; both: the moments include g_t
     strong: str = "always"  # always: c_t infinite; never: c_t = 0; fosc: the batch's FOSC is compared with c_t
@@ -145,7 +145,7 @@ def measure(rule: Rule, *, chains: int, steps: int, seed: int) -> dict[str, Any]
     p, radius = hotelling(biases)
     size, bias = float(updates.mean(0).norm()), float(biases.mean(0).norm())
     return {
-        "rule": rule.says,
+        "rule": rule.description,
         "angle": rule.angle,
         "p": p,
         "relative_bias": bias / size,
@@ -168,18 +168,18 @@ def p_values(rule: Rule, *, repetitions: int, chains: int, steps: int, seed: int
 
 CURRENT, BOTH, PAST = "weights from the current gradients", "moments that include the current gradient", "Algorithm 1"
 RULES = [
-    Rule(says=f"{CURRENT}; the losses agree", angle=60, weights_from="current"),
-    Rule(says=f"{BOTH}; the losses agree", angle=60, weights_from="both"),
-    Rule(says=f"{PAST}; the losses agree", angle=60),
-    Rule(says=f"{CURRENT}; conflict", angle=120, weights_from="current"),
-    Rule(says=f"{BOTH}; conflict", angle=120, weights_from="both"),
-    Rule(says=f"{PAST}; conflict, c_t infinite", angle=120),
-    Rule(says=f"{PAST}; conflict, c_t = 0, no regularizer", angle=120, strong="never"),
-    Rule(says=f"{PAST}; conflict, c_t = 0, regularizer", angle=120, strong="never", regularizer=True),
-    Rule(says=f"{PAST}; conflict, strong or weak by the current batch's FOSC", angle=120, strong="fosc"),
-    Rule(says=f"{PAST}; conflict, shuffled, 8 batches per epoch", angle=120, batches_per_epoch=8),
-    Rule(says=f"{PAST}; conflict, shuffled, 32 batches per epoch", angle=120, batches_per_epoch=32),
-    Rule(says=f"{PAST}; conflict, shuffled, 128 batches per epoch", angle=120, batches_per_epoch=128),
+    Rule(description=f"{CURRENT}; the losses agree", angle=60, weights_from="current"),
+    Rule(description=f"{BOTH}; the losses agree", angle=60, weights_from="both"),
+    Rule(description=f"{PAST}; the losses agree", angle=60),
+    Rule(description=f"{CURRENT}; conflict", angle=120, weights_from="current"),
+    Rule(description=f"{BOTH}; conflict", angle=120, weights_from="both"),
+    Rule(description=f"{PAST}; conflict, c_t infinite", angle=120),
+    Rule(description=f"{PAST}; conflict, c_t = 0, no regularizer", angle=120, strong="never"),
+    Rule(description=f"{PAST}; conflict, c_t = 0, regularizer", angle=120, strong="never", regularizer=True),
+    Rule(description=f"{PAST}; conflict, strong or weak by the current batch's FOSC", angle=120, strong="fosc"),
+    Rule(description=f"{PAST}; conflict, shuffled, 8 batches per epoch", angle=120, batches_per_epoch=8),
+    Rule(description=f"{PAST}; conflict, shuffled, 32 batches per epoch", angle=120, batches_per_epoch=32),
+    Rule(description=f"{PAST}; conflict, shuffled, 128 batches per epoch", angle=120, batches_per_epoch=128),
 ]
 
 

@@ -86,7 +86,7 @@ def test_complete_stands_for_several_verifiers() -> None:
 
 def test_radii_refuse_searches() -> None:
     net, x, y = problem(1)
-    with pytest.raises(UserError, match="'milp' takes one image at a time"):
+    with pytest.raises(UserError, match="'milp' bounds one image at a time"):
         largest_proved_eps(net, x[:1], y[:1], by=["milp"])
 
 

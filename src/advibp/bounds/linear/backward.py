@@ -70,8 +70,9 @@ class BackwardResult(NamedTuple):
 
 
 class BackwardPass:
-    """A network recorded over a box of inputs, with intermediate bounds by intervals, through which rows are carried
-    back.
+    """Carries rows back through a network that was recorded over a box of inputs.
+
+    The intermediate bounds are computed by intervals.
 
     `LinearBounds` describes the arguments.
 

@@ -37,7 +37,10 @@ def _box(func: Func, *args: Any, **kwargs: Any) -> Any:
 
 
 def _each(func: Func, *args: Any, **kwargs: Any) -> Callable[[Tensor], Any]:
-    """Return a function that applies `func` to each symbol's generator, whose axes do not count that of symbols."""
+    """Return a function that applies `func` to the generator of each symbol.
+
+    `func` does not see the axis of symbols, so axis numbers in its arguments do not include it.
+    """
     return torch.vmap(lambda generator: func(generator, *args, **kwargs))
 
 
