@@ -163,7 +163,7 @@ METHODS: dict[str, Method] = {
         properties=Properties(efficient=False, empirical=True, provable=True),
         batchnorm=False,
         per_image=False,
-        limitations="ReLU networks; no BatchNorm in training",
+        limitations="only ReLU networks; no BatchNorm in training",
     ),
     "diffai": Method(
         description="regular + zonotope loss, fixed weights",
@@ -176,7 +176,7 @@ METHODS: dict[str, Method] = {
         properties=Properties(efficient=None, provable=True),
         batchnorm=False,
         per_image=False,
-        limitations="memory for each noise symbol; no BatchNorm in training",
+        limitations="needs memory for each noise symbol; no BatchNorm in training",
     ),
     "mip": Method(
         description="PGD loss + ReLU stability + L1",
@@ -185,7 +185,7 @@ METHODS: dict[str, Method] = {
         recipe_keys=("attack_steps", "regularizer"),
         verifier="alpha-crown",
         properties=Properties(efficient=False, empirical=True, provable=True),
-        limitations="ReLU networks; a strong verifier",
+        limitations="only ReLU networks; needs a strong verifier",
     ),
     "crown-ibp": Method(
         description="regular + CROWN-IBP loss, scheduled weights; IBP after the ramp",
@@ -223,7 +223,7 @@ METHODS: dict[str, Method] = {
         recipe_keys=("regularizer",),
         per_image=False,
         properties=Properties(efficient=True, provable=True),
-        limitations="ReLU networks",
+        limitations="only ReLU networks",
     ),
     "fixed": Method(
         description="adversarial + IBP loss, both weights 1",

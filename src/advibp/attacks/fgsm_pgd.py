@@ -131,8 +131,8 @@ def linf_pgd(
 ) -> AttackResult:
     """Projected gradient descent in the l_inf norm (Madry et al. 2018).
 
-    An input counts as broken if any iterate is misclassified, and that iterate is returned. Every iterate lies in the
-    feasible set of real numbers, not only up to rounding.
+    An input counts as broken if any iterate is misclassified, and that iterate is returned. Every iterate lies exactly
+    in the feasible set, not only up to rounding.
 
     Args:
         net: maps inputs (B, ...) to logits (B, K).

@@ -24,7 +24,8 @@ class ErrorTable:
     models: tuple[str, ...]
     methods: tuple[str, ...]
     tiny: tuple[float, ...]  # test radii at the scale tiny
-    crown: tuple[tuple[str, float], ...] = ()  # methods and test radii that are trained for and verified by CROWN
+    # (method, test radius): trained with CROWN-IBP's bounds to the end, verified by CROWN
+    crown: tuple[tuple[str, float], ...] = ()
 
     def specs(self, ask: Ask) -> list[RunSpec]:
         radii = ask.radii(self.setting.eps, self.tiny)

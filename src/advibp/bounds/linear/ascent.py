@@ -52,7 +52,7 @@ def ascend(
         steps: maximal number of steps.
         lr: learning rate of the first step; it decays by 0.95 per step.
         enough: stop when all bounds are above this number. A row above it does not change any more.
-        deadline: a time of `time.monotonic`. After it only the first evaluation is made.
+        deadline: stop after this time of `time.monotonic`. At least one evaluation is always made.
 
     Returns:
         The best bounds and values of each row. A NaN does not count as a bound: a row without another bound gets -inf.

@@ -290,9 +290,9 @@ def relu(func: Func, input: Zonotope) -> Zonotope:
         lower, upper = torch.maximum(lower, bounds[0]), torch.minimum(upper, bounds[1])
     slope, shift, error = _relax_piecewise(lower, upper, 0.0)
     if input.max_symbols is not None:
-        # With the symbols, the radius after the ReLU has the part slope |g|_1 from them and the part `error`. If the
-        # error is larger, the interval [0, u] without symbols is used instead, so that the result is never looser than
-        # a box.
+        # After the ReLU, the radius is slope |g|_1 from the symbols, plus `error`, plus slope times the rest. Where
+        # `error` is larger than the part from the symbols, the interval [0, u] without symbols is used instead. A
+        # zonotope without symbols is therefore as tight as a box.
         from_symbols = slope * torch.linalg.vector_norm(input.generators, 1, 0)
         use_interval = (error > 0) & (from_symbols <= error)
         slope, middle = torch.where(use_interval, 0.0, slope), upper / 2
