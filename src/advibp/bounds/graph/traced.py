@@ -64,7 +64,8 @@ def _operator(name: str) -> Callable[..., Any]:
     return lambda value, *args: value.apply(getattr(Tensor, name), (value, *args), {})
 
 
-# Sets raise an error for these by themselves.
+# Operators that a traced value passes on to its recording, because it may stand for a tensor. If it stands for a set,
+# the set raises an error.
 _OPERATORS = (
     "eq ne lt le gt ge pow rpow ipow mod rmod imod floordiv rfloordiv ifloordiv and rand or ror xor rxor invert"
 )
@@ -84,7 +85,7 @@ for _name in ("bool", "float", "int", "index", "complex", "array", "contains"):
 
 
 def memory_of(value: Recordable) -> int:
-    """Return an identifier of the memory of a value. Views of a set share the counter of its changes."""
+    """Return an identifier of the memory of a value. For a set, it is the id of the counter that its views share."""
     return value.untyped_storage()._cdata if isinstance(value, Tensor) else id(value._changes)
 
 
