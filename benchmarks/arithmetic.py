@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 import advibp
 from advibp.bounds import Box
+from advibp.bounds.labels import smallest_margin
 from advibp.bounds.rounded import Rounded
-from advibp.verify.ibp_margins import worst
 from advibp.verify.verifiers import Proof
 
 BATCH = {"ibp": 500, "crown": 50}
@@ -47,7 +47,7 @@ def measured(net: nn.Module, x: Tensor, y: Tensor, eps: float, by: str) -> dict[
 @torch.no_grad()
 def lost(net: nn.Module, x: Tensor, y: Tensor, eps: float) -> float:
     """Return the median of how much the lower margin of an image decreases."""
-    margins = [worst(net(inputs(x, eps)).lower_margins(y), y) for inputs in (Box.ball, Rounded.ball)]
+    margins = [smallest_margin(net(inputs(x, eps)).lower_margins(y), y) for inputs in (Box.ball, Rounded.ball)]
     return float((margins[0] - margins[1]).median())
 
 

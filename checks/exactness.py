@@ -31,10 +31,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 from exact import exact_margins
 
 from advibp.bounds.box import Box
+from advibp.bounds.labels import smallest_margin
 from advibp.bounds.linear.kinks import Kinks
 from advibp.verify.exact.integer_program import Program
 from advibp.verify.exact.question import Question
-from advibp.verify.ibp_margins import worst
 from advibp.verify.verifiers import Proof, bounding_verifiers, complete_verifiers, searches
 
 CLEAR = 1e-4  # margins closer to 0 are not compared
@@ -156,7 +156,7 @@ def check(case: Sample, eps: float, seconds: float = 1200.0) -> list[str]:
         proof = Proof(double, Box.from_bounds(asked.lower.double(), asked.upper.double()), torch.tensor([case.label]))
         for name in bounding_verifiers():
             proof.tighten(name)
-            margin = float(worst(proof.margins, proof.y))
+            margin = float(smallest_margin(proof.margins, proof.y))
             if margin > exact + RELAXED:
                 wrong.append(f"{name}: margin {margin} above the exact {exact}")
     return [f"{case.kind}, eps {eps:g}: {each}" for each in wrong]

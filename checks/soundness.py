@@ -103,7 +103,7 @@ def check(
             yield f"{name} at {tape.name(index)}", 0, 2 * ends[0].numel(), outside(value, *ends)
     if found.relus is not None and found.relus <= most:
         for i in range(len(x)):
-            exact = exact_margins(net, Box(box.center[i : i + 1], box.radius[i : i + 1]), int(y[i]))
+            exact = exact_margins(net, Box(center=box.center[i : i + 1], radius=box.radius[i : i + 1]), int(y[i]))
             yield "exact margins", 0, 0, outside(margins[:, i], exact)
             for name, lower in bounds.margins.items():
                 yield f"{name} against exact", 0, CLASSES, outside(exact, lower[i])

@@ -33,7 +33,7 @@ from small_nets import (
 )
 from torch import Tensor, nn
 
-from advibp.bounds import Box
+from advibp.bounds import Box, LinearBounds, Zonotope
 from advibp.bounds.domain import UnsupportedOperation
 from advibp.errors import UserError
 
@@ -80,7 +80,7 @@ def test_images_of_a_batch_are_independent(net: nn.Module) -> None:
 @pytest.mark.parametrize(("net", "shape"), cases(AFFINE, EXACT, TURNING, INEXACT))
 def test_every_layer_is_sound(net: Any, shape: tuple[int, ...]) -> None:
     net, box = ready(net), random_box(*shape)
-    output = net(Box(box.center, box.radius))
+    output = net(Box(center=box.center, radius=box.radius))
     assert output.shape == net(box.center.clone()).shape
     for side in torch.rand(40, *shape, dtype=torch.float64) * 2 - 1:
         for offset in (side, side.sign()):
@@ -96,7 +96,7 @@ def test_every_layer_at_zero_radius(net: Any, shape: tuple[int, ...]) -> None:
 def test_affine_layers_attain_their_bounds_at_the_sign_vertex(net: Any, shape: tuple[int, ...]) -> None:
     """The extremes of output i are at c +- r sign(J_i), where J_i is row i of the Jacobian."""
     net, box = ready(net), random_box(*shape)
-    output = net(Box(box.center, box.radius))
+    output = net(Box(center=box.center, radius=box.radius))
     concrete = lambda x: net(x.clone())  # noqa: E731
     jacobian = torch.autograd.functional.jacobian(concrete, box.center).flatten(0, output.ndim - 1)
     for i in torch.randperm(len(jacobian))[:40].tolist():
@@ -108,7 +108,7 @@ def test_affine_layers_attain_their_bounds_at_the_sign_vertex(net: Any, shape: t
 @pytest.mark.parametrize(("net", "shape"), cases(EXACT))
 def test_monotone_layers_map_bounds_to_bounds(net: Any, shape: tuple[int, ...]) -> None:
     net, box = ready(net), random_box(*shape)
-    output = net(Box(box.center, box.radius))
+    output = net(Box(center=box.center, radius=box.radius))
     torch.testing.assert_close(output.lower, net(box.lower))
     torch.testing.assert_close(output.upper, net(box.upper))
 
@@ -116,7 +116,7 @@ def test_monotone_layers_map_bounds_to_bounds(net: Any, shape: tuple[int, ...]) 
 @pytest.mark.parametrize(("net", "shape"), cases(TURNING))
 def test_turning_layers_are_exact(net: Any, shape: tuple[int, ...]) -> None:
     net, box = ready(net), random_box(*shape)
-    output = net(Box(box.center, box.radius))
+    output = net(Box(center=box.center, radius=box.radius))
     steps = torch.linspace(-1, 1, 2001, dtype=torch.float64).view(-1, *[1] * len(shape))
     values = torch.stack([net(x) for x in box.center + steps * box.radius])
     torch.testing.assert_close(output.lower, values.amin(0), atol=2e-3, rtol=0)
@@ -125,7 +125,7 @@ def test_turning_layers_are_exact(net: Any, shape: tuple[int, ...]) -> None:
 
 def test_active_relu_is_bit_identical_and_inactive_relu_is_zero() -> None:
     center, radius = torch.tensor([1e6, -3.0, 0.5]), torch.tensor([1e-3, 1.0, 1.0])
-    box = F.relu(Box(center, radius))
+    box = F.relu(Box(center=center, radius=radius))
     assert box.center.tolist() == [1e6, 0.0, 0.75]
     assert box.radius.tolist() == [radius[0].item(), 0.0, 0.75]
 
@@ -164,9 +164,11 @@ def test_constructors_check_their_arguments() -> None:
     with pytest.raises(UserError, match=r"floating-point tensors, not torch.uint8"):
         Box.ball(torch.zeros(2, dtype=torch.uint8), 0.1)
     with pytest.raises(UserError, match="floating-point tensors, not list"):
-        Box([0.0], 0.1)  # type: ignore[arg-type]
+        Box(center=[0.0], radius=0.1)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"write Box\(center=..., radius=...\), Box.from_bounds"):
+        Box(torch.zeros(2), torch.ones(2))
     with pytest.raises(UserError, match="radius"):
-        Box(torch.zeros(2), torch.tensor([0.1, -0.1]))
+        Box(center=torch.zeros(2), radius=torch.tensor([0.1, -0.1]))
     with pytest.raises(UserError, match="lower <= upper"):
         Box.from_bounds(torch.ones(2), torch.zeros(2))
 
@@ -191,7 +193,10 @@ def test_meta_device_and_half_precision() -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
     output = net.to("meta")(Box._of(*torch.zeros(2, 5, 1, 4, 4, device="meta")))
     assert output.lower_margins(torch.zeros(5, dtype=torch.int64, device="meta")).shape == (5, 3)
-    assert nn.Linear(2, 3).bfloat16()(Box(torch.zeros(1, 2, dtype=torch.bfloat16), 0.1)).dtype == torch.bfloat16
+    assert (
+        nn.Linear(2, 3).bfloat16()(Box(center=torch.zeros(1, 2, dtype=torch.bfloat16), radius=0.1)).dtype
+        == torch.bfloat16
+    )
 
 
 def test_autocast_does_not_round_the_bounds() -> None:
@@ -215,7 +220,7 @@ def test_margins_are_sound_and_elision_never_loosens_them(net: nn.Module, label:
         net(torch.zeros(1, 2, 6, 6, dtype=torch.float64))
     box = random_box(1, 2, 6, 6)
     with torch.no_grad():
-        output = net(Box(box.center, box.radius))
+        output = net(Box(center=box.center, radius=box.radius))
         y = torch.tensor([label % output.shape[1]])
         elided, subtracted = output.margins(y), (output + 0).margins(y)
         assert output.elided
@@ -239,6 +244,19 @@ def test_subtracted_margins_are_the_difference_of_bounds() -> None:
     torch.testing.assert_close(margins.lower, expected)
 
 
+def test_proved_ignores_the_margin_of_the_label_and_is_false_for_nan() -> None:
+    box, y = random_box(200, 3), torch.arange(200) % 3
+    margins = box.lower_margins(y)
+    expected = [all(margins[i, k] > 0 for k in range(3) if k != y[i]) for i in range(200)]
+    assert box.proved(y).tolist() == expected
+    assert any(expected)
+    assert not all(expected)
+    assert Zonotope.from_box(box).proved(y).tolist() == expected
+    assert LinearBounds(nn.Identity(), box).proved(y).tolist() == expected
+    nan = Box._of(torch.tensor([[math.nan, 0.0]]), torch.zeros(1, 2))
+    assert not nan.proved(torch.tensor([1])).any()
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("batch", [1, 6])
 def test_elided_margins_of_one_linear_layer_are_exact(bias: bool, batch: int) -> None:
@@ -254,7 +272,7 @@ def test_elided_margins_of_one_linear_layer_are_exact(bias: bool, batch: int) ->
 
 
 def test_last_layer_is_remembered() -> None:
-    layer, box = nn.Linear(5, 4), Box(torch.rand(2, 5), 0.1)
+    layer, box = nn.Linear(5, 4), Box(center=torch.rand(2, 5), radius=0.1)
     output = layer(box)
     assert output.last.weight is layer.weight
     assert output.last.bias is layer.bias
@@ -262,7 +280,14 @@ def test_last_layer_is_remembered() -> None:
     box.mul_(3)  # the remembered input does not change
     assert output.last is not None
     assert output.last.input.radius.eq(0.1).all()
-    for other in (output.relu(), -output, output + 1, output[:1], output.clone(), layer(Box(torch.rand(2, 3, 5), 0.1))):
+    for other in (
+        output.relu(),
+        -output,
+        output + 1,
+        output[:1],
+        output.clone(),
+        layer(Box(center=torch.rand(2, 3, 5), radius=0.1)),
+    ):
         assert other.last is None
         assert not other.elided
     output.mul_(2)
@@ -272,7 +297,7 @@ def test_last_layer_is_remembered() -> None:
 
 def test_margins_after_the_weights_changed_raise() -> None:
     layer = nn.Linear(5, 4)
-    output = layer(Box(torch.rand(2, 5), 0.1))
+    output = layer(Box(center=torch.rand(2, 5), radius=0.1))
     with torch.no_grad():
         layer.weight.add_(1)
     with pytest.raises(UserError, match="weights have changed"):
@@ -289,7 +314,7 @@ def test_margins_need_outputs_and_labels() -> None:
 def test_inference_mode_and_weights_made_in_it() -> None:
     with torch.inference_mode():
         layer = nn.Linear(5, 4)
-        assert layer(Box(torch.rand(2, 5), 0.1)).lower_margins(torch.tensor([0, 1])).shape == (2, 4)
+        assert layer(Box(center=torch.rand(2, 5), radius=0.1)).lower_margins(torch.tensor([0, 1])).shape == (2, 4)
 
 
 # ---- gradients
@@ -335,7 +360,7 @@ def test_gradient_at_zero_radius_equals_the_network() -> None:
 
 
 def test_detach_stops_the_gradient() -> None:
-    box = nn.Linear(3, 2)(Box(torch.rand(1, 3), 0.1))
+    box = nn.Linear(3, 2)(Box(center=torch.rand(1, 3), radius=0.1))
     assert box.requires_grad
     assert not box.detach().requires_grad
 
@@ -456,7 +481,7 @@ def test_contiguous_and_dropout_in_evaluation_return_the_box_itself() -> None:
 )
 def test_unsupported_operations_raise_with_the_layer(layer: nn.Module, words: str) -> None:
     with pytest.raises(UnsupportedOperation, match=rf"^layer 'features.2' \(\w+\): .*({words})") as info:
-        Net(layer)(Box(torch.zeros(1, 6), 0.1))
+        Net(layer)(Box(center=torch.zeros(1, 6), radius=0.1))
     message = str(info.value)
     assert message.endswith(".")
     assert "\n" not in message

@@ -51,7 +51,7 @@ def _case(seed: int, kind: str) -> Case:
         found, _ = cuts(drawn.net, center)
         if found:
             radius = torch.rand_like(center) * dice.choice([0.05, 0.5]) * (torch.rand_like(center) < 0.9)
-            return Case(dice.choice(found), Box(center, radius))
+            return Case(dice.choice(found), Box(center=center, radius=radius))
 
 
 cases = st.builds(_case, st.integers(0, 10**6), st.sampled_from(KINDS))
@@ -290,7 +290,7 @@ def test_the_weights_before_the_cut_get_no_gradient(case: Case) -> None:
 
 
 def images(*shape: int) -> Box:
-    return Box(torch.randn(IMAGES, *shape, dtype=torch.float64), 0.7)
+    return Box(center=torch.randn(IMAGES, *shape, dtype=torch.float64), radius=0.7)
 
 
 SPELLINGS: list[Callable[[Any], Any]] = [
@@ -387,7 +387,9 @@ def test_single_precision_stays_finite_in_deep_networks() -> None:
     before = nn.Sequential(*(layer for _ in range(12) for layer in (nn.Linear(64, 64), nn.ReLU())))
     for parameter in before.parameters():
         parameter.data.mul_(4)
-    latent = LatentZonotope(before, nn.Sequential(nn.Linear(64, 8), nn.ReLU()), Box(torch.randn(IMAGES, 64), 1.0))
+    latent = LatentZonotope(
+        before, nn.Sequential(nn.Linear(64, 8), nn.ReLU()), Box(center=torch.randn(IMAGES, 64), radius=1.0)
+    )
     assert all(end.isfinite().all() for ends in latent.bounds if ends for end in ends)
     point = latent.point(uniform(latent, torch.float32))
     assert point.dtype == torch.float32

@@ -198,7 +198,7 @@ def test_limited_symbols_are_between_zonotope_and_box(seed: int) -> None:
 
 def test_one_symbol_of_the_rest_is_the_difference_to_a_box() -> None:
     """The least important symbol becomes part of the rest first, only at its own pixel."""
-    box = Box(torch.zeros(1, 3), torch.tensor([[0.1, 0.3, 0.2]]))
+    box = Box(center=torch.zeros(1, 3), radius=torch.tensor([[0.1, 0.3, 0.2]]))
     zonotope = Zonotope.from_box(box, max_symbols=2)
     torch.testing.assert_close(zonotope.rest, torch.tensor([[0.1, 0.0, 0.0]]))
     torch.testing.assert_close(zonotope.radius, box.radius)
@@ -244,7 +244,7 @@ def test_symbol_limit_after_a_sum() -> None:
 
 def test_new_symbols_only_for_unstable_neurons() -> None:
     center, radius = torch.tensor([[2.0, -2.0, 0.1, 3.0], [2.0, -2.0, 2.0, 3.0]]), torch.tensor([1.0, 1.0, 1.0, 0.0])
-    x = Zonotope.from_box(Box(center, radius))
+    x = Zonotope.from_box(Box(center=center, radius=radius))
     assert len(x.symbols) == 3  # the last pixel can't vary
     y = F.relu(x)
     assert len(y.symbols) == 4

@@ -18,7 +18,7 @@ MOVING = ("conv2d unbatched", "matrix @ box", "broadcast by a constant", "iterat
 def wide_box(*shape: int) -> Box:
     """Return a box with large radii, so that most neurons are unstable; some radii are 0."""
     center = torch.randn(shape, dtype=torch.float64)
-    return Box(center, torch.rand_like(center) * 1.5 * (torch.rand_like(center) < 0.9))
+    return Box(center=center, radius=torch.rand_like(center) * 1.5 * (torch.rand_like(center) < 0.9))
 
 
 def staying(*tables: list[tuple[str, Any, tuple[int, ...]]]) -> list[Any]:

@@ -245,19 +245,19 @@ def random_box(*shape: int) -> Box:
     """Return a box with radii of several magnitudes, some of them 0."""
     center = torch.randn(shape, dtype=torch.float64)
     radius = torch.rand_like(center) * 10 ** torch.empty_like(center).uniform_(-3, 0)
-    return Box(center, radius * (torch.rand_like(center) < 0.9))
+    return Box(center=center, radius=radius * (torch.rand_like(center) < 0.9))
 
 
 def assert_sound(net: Forward, box: Box, count: int = 2000) -> Box:
     with torch.no_grad():
-        output: Box = net(Box(box.center, box.radius))
+        output: Box = net(Box(center=box.center, radius=box.radius))
         assert_inside(net(members(box, count)), output)
     assert_inside(net(extremes(net, box)).detach(), output)
     return output
 
 
 def assert_zero_radius_is_concrete(net: Forward, x: Tensor) -> None:
-    box = net(Box(x.clone(), 0.0))
+    box = net(Box(center=x.clone(), radius=0.0))
     assert torch.equal(box.center, net(x.clone()))
     assert not box.radius.any()
 

@@ -85,11 +85,11 @@ def test_gradients_of_the_terms(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     center = torch.randn(2, 6, generator=generator, dtype=torch.float64).mul_(2).requires_grad_()
     radius = torch.rand(2, 6, generator=generator, dtype=torch.float64).add_(0.1).requires_grad_()
-    given = Box(torch.zeros(2, 6, dtype=torch.float64), 0.1)
+    given = Box(center=torch.zeros(2, 6, dtype=torch.float64), radius=0.1)
     for term in (
-        lambda c, r: tightness(given, [Box(c, r)]),
-        lambda c, r: balance([Box(c, r)]),
-        lambda c, r: instability([Box(c, r)]),
+        lambda c, r: tightness(given, [Box(center=c, radius=r)]),
+        lambda c, r: balance([Box(center=c, radius=r)]),
+        lambda c, r: instability([Box(center=c, radius=r)]),
         lambda c, r: area(c - r, c + r),
     ):
         assert torch.autograd.gradcheck(term, (center, radius))

@@ -54,6 +54,8 @@ class Box(Domain):
     In-place operations replace the tensors of this box and never write to them. Views of a box share a counter with it.
     After an in-place change through one view, the other views are out of date and raise an error when used.
 
+    Use `Box.ball` for inputs and `Box.from_bounds` for [lower, upper]. The constructor takes keywords only.
+
     Args:
         center: (...), floating point.
         radius: a number, or a tensor that broadcasts to `center`; finite and not negative.
@@ -77,7 +79,12 @@ class Box(Domain):
     _center: Tensor
     elided: bool
 
-    def __init__(self, center: Tensor, radius: Tensor | float) -> None:
+    def __init__(self, *positional: object, center: Tensor | None = None, radius: Tensor | float | None = None) -> None:
+        if positional or center is None or radius is None:
+            raise UserError(
+                "Box takes its arguments by name: write Box(center=..., radius=...), Box.from_bounds(lower, upper), or "
+                "Box.ball(x, eps)."
+            )
         _check_floating(center)
         _check_size("a radius", radius)
         radius = torch.as_tensor(radius, dtype=center.dtype, device=center.device)
@@ -104,7 +111,7 @@ class Box(Domain):
         _check_floating(x)
         _check_size("eps", eps)
         if within is None:
-            return cls(x, eps)
+            return cls(center=x, radius=eps)
         box = _between((x - eps).clamp_(min=within[0]), (x + eps).clamp_(max=within[1]))
         if not bool((box.radius >= 0).all()):  # also for NaN. This waits for the device, once per network call
             raise UserError(f"x is NaN or lies outside of {within} by more than eps; scale x or set `within`.")
@@ -214,7 +221,7 @@ class Box(Domain):
         Examples:
             >>> import torch
             >>> from advibp import Box
-            >>> logits = Box(torch.tensor([[3.0, 1.0]]), 0.5)
+            >>> logits = Box(center=torch.tensor([[3.0, 1.0]]), radius=0.5)
             >>> logits.margins(torch.tensor([0])).lower
             tensor([[0., 1.]])
         """

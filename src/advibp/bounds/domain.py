@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import resolve_name
 
+from advibp.bounds.labels import smallest_margin
 from advibp.errors import UserError
 
 Func = Callable[..., Any]
@@ -342,6 +343,30 @@ class Domain(Value):
     @property
     def device(self) -> torch.device:
         return self._center.device
+
+    def lower_margins(self, y: Tensor) -> Tensor:
+        """Return lower bounds (B, K) of the margins z_y - z_k of outputs z (B, K) and labels y (B,)."""
+        raise NotImplementedError
+
+    def proved(self, y: Tensor) -> Tensor:
+        """Return for which inputs every output in this set has its largest element at the label.
+
+        Proofs of a `Box` and a `Zonotope` ignore rounding errors. Proofs of a `Rounded` set cover them.
+
+        Args:
+            y: labels (B,).
+
+        Returns:
+            (B,) of bool. False means that it is not proved, not that it is wrong.
+
+        Examples:
+            >>> import torch
+            >>> from advibp import Box
+            >>> net = torch.nn.Identity()
+            >>> net(Box.ball(torch.tensor([[0.8, 0.1], [0.5, 0.4]]), 0.1)).proved(torch.tensor([0, 0]))
+            tensor([ True, False])
+        """
+        return smallest_margin(self.lower_margins(y), y) > 0
 
     def __len__(self) -> int:
         if self.ndim == 0:

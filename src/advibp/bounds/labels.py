@@ -1,4 +1,4 @@
-"""Check the labels that margins are computed for."""
+"""Labels: check them, and read margins with them."""
 
 from __future__ import annotations
 
@@ -30,3 +30,16 @@ def checked_labels(y: Tensor, shape: Sequence[int]) -> Tensor:
     if not y.is_meta and not bool(((y >= 0) & (y < shape[1])).all()):
         raise UserError(f"labels must be from 0 to {shape[1] - 1}, but range from {int(y.min())} to {int(y.max())}.")
     return y
+
+
+def smallest_margin(margins: Tensor, y: Tensor) -> Tensor:
+    """Return the smallest margin over the other classes than the label.
+
+    Args:
+        margins: lower bounds of z_y - z_k, (B, K).
+        y: labels (B,).
+
+    Returns:
+        (B,). The label is proved if it is above 0.
+    """
+    return margins.scatter(1, y[:, None].long(), torch.inf).amin(1)

@@ -121,7 +121,9 @@ class LatentZonotope:
         if box is None:
             return None
         # Boxes of radius 0: on tensors, BatchNorm in training mode would use the statistics of this noise.
-        pre_activations = torch.vmap(lambda row: _run_watched(self._after, Box(row, 0.0), until_relu=True).center)
+        pre_activations = torch.vmap(
+            lambda row: _run_watched(self._after, Box(center=row, radius=0.0), until_relu=True).center
+        )
         return _estimate(pre_activations(self._rows), box.lower, box.upper)
 
     def _relax(self, k: int, lower: Tensor, upper: Tensor, z: Tensor) -> Tensor:

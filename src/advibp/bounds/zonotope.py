@@ -74,7 +74,7 @@ class Zonotope(Domain):
     relu_bounds: ReluBounds | None
 
     def __init__(self, center: Tensor, generators: Tensor, rest: Tensor | float = 0.0) -> None:
-        box = Box(center, rest)
+        box = Box(center=center, radius=rest)
         if generators.shape[1:] != center.shape or generators.dtype != center.dtype or center.ndim == 0:
             shapes = f"{tuple(center.shape)} {center.dtype} and {tuple(generators.shape)} {generators.dtype}"
             raise UserError(

@@ -210,7 +210,7 @@ class Cascade:
     def check_exact(self, x: Tensor) -> None:
         """Raise a UserError if a search can't take the network. x (1, ...): any image."""
         point = x.to(next(self.net.parameters()).device)
-        Kinks(LinearBounds(self.net, Box(point.double(), 0.0), wide=point.dtype))
+        Kinks(LinearBounds(self.net, Box(center=point.double(), radius=0.0), wide=point.dtype))
 
     def _search(self, batch: _Batch, check: str) -> None:
         """Search the undecided images one by one, each against the classes that are not excluded yet."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from advibp.bounds import Box
+from advibp.bounds.labels import smallest_margin
 from advibp.bounds.linear.alpha_crown import alpha_margins
 from advibp.bounds.linear.crown import LinearBounds
 from advibp.bounds.rounded import Rounded
@@ -28,7 +29,6 @@ from advibp.verify.exact.branch_and_bound import branch
 from advibp.verify.exact.milp import milp
 from advibp.verify.exact.question import Answer, Question
 from advibp.verify.exact.refinezono import refinezono
-from advibp.verify.ibp_margins import worst
 from advibp.verify.precision import ARITHMETICS
 
 
@@ -54,7 +54,7 @@ class Proof:
             The smallest margin of each image (B,). The image is robust if it is above 0.
         """
         bounding_verifiers()[verifier](self)
-        return worst(self.margins, self.y)
+        return smallest_margin(self.margins, self.y)
 
     def take(self, keep: Tensor) -> Proof:
         """Select images by their positions `keep`."""
@@ -113,7 +113,11 @@ class Proof:
 
 def _take(inputs: Box | Rounded, keep: Tensor | slice) -> Box | Rounded:
     """Select the balls of some images."""
-    return inputs.take(keep) if isinstance(inputs, Rounded) else Box(inputs.center[keep], inputs.radius[keep])
+    return (
+        inputs.take(keep)
+        if isinstance(inputs, Rounded)
+        else Box(center=inputs.center[keep], radius=inputs.radius[keep])
+    )
 
 
 class Search(Protocol):

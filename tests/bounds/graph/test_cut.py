@@ -61,7 +61,7 @@ def check(net: nn.Module, cut: Cut, shape: tuple[int, ...]) -> None:
     kept = latent.clone()
     assert same(cut.after(latent), net(x.clone()))
     assert same(latent, kept)
-    box = Box(x, torch.rand(shape, dtype=x.dtype) * 0.3)
+    box = Box(center=x, radius=torch.rand(shape, dtype=x.dtype) * 0.3)
     try:
         expected = net(box.clone())
         expected.lower  # noqa: B018  (a box that was written through a view raises when it is read)
@@ -232,7 +232,7 @@ def test_only_the_part_after_the_cut_gets_gradients() -> None:
     (cut, _), _ = cuts(net, point())
     x = point()
     with torch.no_grad():
-        latent = cut.before(Box(x, 0.1))
+        latent = cut.before(Box(center=x, radius=0.1))
     loss = cut.after(latent).upper.sum() + cut.after(latent.center).sum()
     trained = [p for p in net.parameters() if not any(p is q for q in cut.frozen)]
     step = torch.autograd.grad(loss, trained, allow_unused=True)

@@ -26,7 +26,11 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "module": nn.ReLU(),
     "module in place": nn.ReLU(inplace=True),
 }
-KINDS = {"tensor": lambda: X.clone(), "box": lambda: Box(X, 0.25), "zonotope": lambda: Zonotope.ball(X, 0.25, None)}
+KINDS = {
+    "tensor": lambda: X.clone(),
+    "box": lambda: Box(center=X, radius=0.25),
+    "zonotope": lambda: Zonotope.ball(X, 0.25, None),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -44,7 +48,7 @@ def test_every_spelling_of_relu(way: str, kind: str) -> None:
 def test_order_is_that_of_the_calls() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5), nn.Sigmoid(), nn.Linear(5, 6), nn.ReLU())
     with record_pre_activations() as seen:
-        net(Box(X, 0.1))
+        net(Box(center=X, radius=0.1))
     assert [tuple(box.shape) for box in seen] == [(1, 4), (1, 6)]
 
 
@@ -52,7 +56,7 @@ def test_recording_ends_with_the_context() -> None:
     with record_pre_activations() as outer:
         with record_pre_activations() as inner, pytest.raises(RuntimeError):
             torch.relu(torch.ones(2)) + torch.ones(3)
-        F.relu(Box(X, 0.1))
-    F.relu(Box(X, 0.1))
+        F.relu(Box(center=X, radius=0.1))
+    F.relu(Box(center=X, radius=0.1))
     assert (len(outer), len(inner)) == (2, 1)
     assert not Rules.watchers

@@ -50,7 +50,7 @@ def point(*shape: int) -> Tensor:
 
 
 def box(shape: tuple[int, ...]) -> Box:
-    return Box(point(*shape), torch.rand(shape, dtype=torch.float64))
+    return Box(center=point(*shape), radius=torch.rand(shape, dtype=torch.float64))
 
 
 def outcome(run: Callable[[], Any]) -> Any:
@@ -350,7 +350,7 @@ def test_torch_function_modes_see_a_replay() -> None:
     """The statistics of a step are captured by the adversarial pass and reused by the bounds."""
     net = Net(lambda net, x: net.c(F.relu(net.norm(net.a(x)))), training=True)
     tape, x = Tape.record(net, point()), point()
-    ball = Box(x, 0.1)
+    ball = Box(center=x, radius=0.1)
     with batchnorm.step(net, True):
         net(x)
         expected = net(ball)

@@ -66,7 +66,7 @@ def test_better_slope_than_crown() -> None:
     """ReLU over [-1, 1.5]: slope 0 is best for the margin relu(x), and CROWN uses 1."""
     net = nn.Sequential(nn.ReLU(), nn.Linear(1, 2, bias=False)).double()
     net[1].weight.data = torch.tensor([[1.0], [0.0]], dtype=torch.float64)
-    bounds = LinearBounds(net, Box(torch.full((1, 1), 0.25, dtype=torch.float64), 1.25))
+    bounds = LinearBounds(net, Box(center=torch.full((1, 1), 0.25, dtype=torch.float64), radius=1.25))
     y = torch.tensor([0])
     assert bounds.margins(y)[0, 1] == -1
     assert alpha_margins(bounds, y)[0, 1].item() == pytest.approx(0, abs=1e-9)
@@ -77,7 +77,7 @@ def test_results_do_not_depend_on_chunks_or_batch() -> None:
     net, box, y = some(4, 3, 0.3, "conv")
     whole = alpha_margins(crown(net, box), y, steps=4)
     close(alpha_margins(crown(net, box, at_once=2), y, steps=4), whole)
-    close(alpha_margins(crown(net, Box(box.center[1:2], box.radius[1:2])), y[1:2], steps=4), whole[1:2])
+    close(alpha_margins(crown(net, Box(center=box.center[1:2], radius=box.radius[1:2])), y[1:2], steps=4), whole[1:2])
 
 
 @torch.no_grad()

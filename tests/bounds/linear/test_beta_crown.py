@@ -34,7 +34,7 @@ def inside(kinks: Kinks, count: int) -> Tensor:
 def pre_activations(kinks: Kinks, points: Tensor) -> Tensor:
     """Return the pre-activations (P, V) of the kinks at some points; 0 for pooling windows."""
     values = torch.zeros(len(points), kinks.count, dtype=torch.float64)
-    bounds = LinearBounds(kinks.bounds.net, Box(points, 0.0))
+    bounds = LinearBounds(kinks.bounds.net, Box(center=points, radius=0.0))
     for number, found in kinks.of.items():
         if isinstance(found, UnstableRelus):
             values[:, kinks.columns(number)] = bounds.intermediate_bounds[found.pre_activation][0].flatten(1)[
@@ -119,7 +119,7 @@ def test_multipliers_prove_an_empty_subproblem() -> None:
     net[0].bias.copy_(torch.tensor([0.0, -0.5]))
     net[2].weight.fill_(1.0)
     net[2].bias.zero_()
-    kinks = Kinks(LinearBounds(net, Box(torch.zeros(1, 1).double(), 1.0)))
+    kinks = Kinks(LinearBounds(net, Box(center=torch.zeros(1, 1).double(), radius=1.0)))
     split = SplitBounds(kinks, [kinks.linear(kinks.bounds.tape.output, torch.ones(1, 1).double())])
     parts = split.whole()._replace(signs=torch.ones(1, 2, dtype=torch.int8))
     for _ in range(20):  # each call starts from the last parameters
@@ -133,7 +133,7 @@ def test_mean_of_rows_bounds_their_maximum() -> None:
     """max(x, -x) >= 0 over [-1, 1], while each row alone has the bound -1."""
     net = nn.Sequential(nn.Linear(1, 1, bias=False)).double()
     net[0].weight.fill_(1.0)
-    kinks = Kinks(LinearBounds(net, Box(torch.zeros(1, 1).double(), 1.0)))
+    kinks = Kinks(LinearBounds(net, Box(center=torch.zeros(1, 1).double(), radius=1.0)))
     rows = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
     split = SplitBounds(kinks, [kinks.linear(0, rows), kinks.linear(0, rows[:1])])
     bounds, _ = split.ascend(split.whole(), steps=20, enough=1.0)

@@ -127,7 +127,7 @@ def test_chains_of_affine_layers_are_exact() -> None:
 
 def test_crown_can_be_looser_than_intervals() -> None:
     """ReLU over [-1, 1.5]: the lower line x has the minimum -1, while intervals give 0."""
-    net, box = nn.Sequential(nn.ReLU(), nn.Linear(1, 2, bias=False)).double(), Box(double(0.25), 1.25)
+    net, box = nn.Sequential(nn.ReLU(), nn.Linear(1, 2, bias=False)).double(), Box(center=double(0.25), radius=1.25)
     net[1].weight.data = torch.tensor([[1.0], [0.0]], dtype=torch.float64)
     y = torch.tensor([0])
     assert net(box).lower_margins(y)[0, 1] == 0
@@ -173,7 +173,7 @@ def test_results_do_not_depend_on_chunks_or_batch(seed: int) -> None:
         close(few.intermediate_bounds, whole.intermediate_bounds)
         close(few.output().lower, whole.output().lower)
     for keep in ([2], [2, 0]):
-        part = Box(box.center[keep], box.radius[keep])
+        part = Box(center=box.center[keep], radius=box.radius[keep])
         close(crown(net, part).margins(y[keep]), margins[keep])
         close(whole.take(torch.tensor(keep)).margins(y[keep]), margins[keep])
         before = crown_ibp(net, box).take(torch.tensor(keep))
@@ -247,13 +247,13 @@ def test_bounds_of_unusual_networks_are_sound(net: Forward, shape: tuple[int, ..
     bounds = LinearBounds(Lambda(net), box)
     for _ in range(2):
         output = bounds.output()
-        widened = Box(output.center.detach(), output.radius.detach() + slack)
+        widened = Box(center=output.center.detach(), radius=output.radius.detach() + slack)
         for i in range(len(box)):
-            one = Box(box.center[i : i + 1], box.radius[i : i + 1])
+            one = Box(center=box.center[i : i + 1], radius=box.radius[i : i + 1])
             points = members(one, 2 * (1000 // 2))
             with torch.no_grad():
                 values = torch.cat([net(p.clone()) for p in points.split(2)])
-            assert_inside(values, Box(widened.center[i : i + 1], widened.radius[i : i + 1]))
+            assert_inside(values, Box(center=widened.center[i : i + 1], radius=widened.radius[i : i + 1]))
         bounds.refine()
 
 
@@ -270,7 +270,7 @@ def test_overflow_gives_no_finite_margins() -> None:
 
 def test_autocast_does_not_round_the_bounds() -> None:
     net, box, y = some(1, kind="conv")
-    net, box = net.float(), Box(box.center.float(), box.radius.float())
+    net, box = net.float(), Box(center=box.center.float(), radius=box.radius.float())
     plain = crown(net, box).margins(y)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(crown(net, box).margins(y), plain)

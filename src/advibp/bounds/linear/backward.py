@@ -89,7 +89,7 @@ class BackwardPass:
         self.rounding: Rounding | None = inputs.rounding if isinstance(inputs, Rounded) else None
         box = self.box = inputs.box if isinstance(inputs, Rounded) else inputs
         # A row belongs to one image. A zonotope raises if the network moves elements between images. Five are enough.
-        Tape.record(net, Zonotope.from_box(Box(box.center[:5].to(wide or box.dtype), 0.0)))
+        Tape.record(net, Zonotope.from_box(Box(center=box.center[:5].to(wide or box.dtype), radius=0.0)))
         self.tape = self._record(box.center)
         self.nodes = [i for i in self.tape.needed(0, self.tape.output) if self.tape.nodes[i].from_input]
         self.activations = [i for i in self.nodes if self.tape.nodes[i].func in ACTIVATIONS.keys() | POOLS]

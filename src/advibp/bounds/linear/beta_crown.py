@@ -120,7 +120,7 @@ class SplitBounds:
         >>> from advibp.bounds.linear.beta_crown import SplitBounds
         >>> from advibp.bounds.linear.kinks import Kinks
         >>> net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2)).double()
-        >>> bounds = crown(net, Box(torch.zeros(1, 2).double(), 1.0))
+        >>> bounds = crown(net, Box(center=torch.zeros(1, 2).double(), radius=1.0))
         >>> kinks = Kinks(bounds)
         >>> rows, _, _ = bounds.margin_rows(torch.tensor([0]))
         >>> split = SplitBounds(kinks, [kinks.linear(bounds.tape.output, rows)])

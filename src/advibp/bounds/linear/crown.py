@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from advibp.bounds.box import Box
 from advibp.bounds.graph.nodes import Node, Ref, leaves_of
-from advibp.bounds.labels import checked_labels
+from advibp.bounds.labels import checked_labels, smallest_margin
 from advibp.bounds.linear.backward import BackwardPass
 from advibp.bounds.linear.relaxation import PIECEWISE_LINEAR, is_unstable
 from advibp.bounds.linear.transpose import mixes_elements
@@ -50,7 +50,7 @@ class LinearBounds(BackwardPass):
         >>> net = nn.Sequential(nn.Linear(1, 2, bias=False), nn.Linear(2, 2, bias=False)).requires_grad_(False)
         >>> _ = net[0].weight.copy_(torch.tensor([[1.0], [1.0]]))
         >>> _ = net[1].weight.copy_(torch.tensor([[1.0, -1.0], [0.0, 0.0]]))
-        >>> box, y = Box(torch.tensor([[0.5]]), 0.5), torch.tensor([0])
+        >>> box, y = Box(center=torch.tensor([[0.5]]), radius=0.5), torch.tensor([0])
         >>> net(box).lower_margins(y)[0, 1], LinearBounds(net, box).margins(y)[0, 1]  # the output is x - x
         (tensor(-1.), tensor(0.))
     """
@@ -69,6 +69,10 @@ class LinearBounds(BackwardPass):
         if self.rounding is not None:
             self.lost = self._lost.view(others.shape).amax(1).to(lower.dtype)
         return lower.new_zeros(self._output.shape).scatter(1, others, lower)
+
+    def proved(self, y: Tensor) -> Tensor:
+        """Return for which inputs (B,) the linear bounds or the intervals prove the labels y (B,)."""
+        return smallest_margin(torch.maximum(self.margins(y), self.interval_margins(y)), y) > 0
 
     def interval_margins(self, y: Tensor) -> Tensor:
         """Return lower bounds (B, K) of the margins by intervals, which are already known."""

@@ -102,7 +102,7 @@ class Kinks:
         >>> from advibp.bounds import crown
         >>> from advibp.bounds.linear.kinks import Kinks
         >>> net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
-        >>> kinks = Kinks(crown(net, Box(torch.zeros(1, 2), 10.0)))
+        >>> kinks = Kinks(crown(net, Box(center=torch.zeros(1, 2), radius=10.0)))
         >>> 0 <= kinks.count <= 4
         True
     """
