@@ -45,9 +45,35 @@ def test_ibp_init_does_not_change_batchnorm() -> None:
             assert not layer.bias.any()
 
 
+@pytest.mark.parametrize("layer", [nn.Linear(3, 2), nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, groups=4)])
+def test_new_layers_are_recognized(layer: nn.Module) -> None:
+    for seed in range(200):
+        torch.manual_seed(seed)
+        layer.reset_parameters()  # type: ignore[operator]
+        assert nets.is_freshly_initialized(layer)
+
+
+def test_changed_weights_are_not_taken_for_new_ones() -> None:
+    def new() -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
+
+    assert nets.is_freshly_initialized(new())
+    assert not nets.is_freshly_initialized(nets.ibp_init(new()))
+    net = new()
+    net[4].weight.data.mul_(3)
+    assert not nets.is_freshly_initialized(net)
+    frozen = new()
+    frozen[0].requires_grad_(False)
+    assert not nets.is_freshly_initialized(frozen)
+    used = new()
+    used(torch.rand(4, 1, 3, 3))
+    assert not nets.is_freshly_initialized(used)  # BatchNorm has seen images
+    assert not nets.is_freshly_initialized(nn.ReLU())
+
+
 @torch.no_grad()
 def width(net: nn.Module, x: torch.Tensor) -> float:
-    return float(net.eval()(Box(x, 0.1)).radius.mean()) / 0.1
+    return float(net.eval()(Box(center=x, radius=0.1)).radius.mean()) / 0.1
 
 
 @pytest.mark.parametrize("stride", [1, 2])

@@ -15,7 +15,7 @@ from advibp.data.augment import augment
 from advibp.execution.seeds import mix
 from advibp.recipe import Recipe
 from advibp.runs.training_display import Silent
-from advibp.training.batches import Feed
+from advibp.training.batches import Feed, choose_batch_size
 
 torch.set_num_threads(1)
 
@@ -27,6 +27,15 @@ OPTIONS |= {"eps": 0.1, "lr": 1e-3, "show": Silent(), "select": "last"}
 @pytest.fixture(scope="module")
 def digits() -> Data:
     return data.load("mnist", limit=500, validation=100)
+
+
+@pytest.mark.parametrize(
+    ("requested", "images", "expected"),
+    [("auto", 60_000, 256), ("auto", 10_000, 256), ("auto", 4000, 64), ("auto", 900, 16), ("auto", 5, 5),
+     (256, 900, 256), (256, 100, 100)],
+)  # fmt: skip
+def test_batch_size_auto_gives_40_steps(requested: int | str, images: int, expected: int) -> None:
+    assert choose_batch_size(requested, images) == expected
 
 
 class Digits(Dataset[tuple[Tensor, int]]):

@@ -2,7 +2,7 @@
 
 from advibp.moved import renamed
 from advibp.nets.building import build
-from advibp.nets.initialization import Init, ibp_init
+from advibp.nets.initialization import Init, ibp_init, is_freshly_initialized
 from advibp.nets.layer_table import Row, describe, summary
 from advibp.nets.layers import Normalize, Residual
 from advibp.nets.structures import FC, PAPER, STRUCTURES, Conv, Res, grammar, is_known, parse
@@ -24,6 +24,7 @@ __all__ = [
     "from_file",
     "grammar",
     "ibp_init",
+    "is_freshly_initialized",
     "is_known",
     "is_user_code",
     "parse",

@@ -6,11 +6,13 @@ import math
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from advibp.nets.layers import Residual
 
 Init = Literal["default", "ibp"]
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def ibp_init(net: nn.Module) -> nn.Module:
@@ -37,7 +39,7 @@ def ibp_init(net: nn.Module) -> nn.Module:
         >>> bool((net[0].bias == 0).all())
         True
     """
-    layers = [m for m in net.modules() if isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)]
+    layers = [m for m in net.modules() if isinstance(m, _LAYERS)]
     for layer in layers[:-1]:
         fan_in = layer.weight[0].numel()
         nn.init.normal_(layer.weight, std=math.sqrt(2 * math.pi) / fan_in)
@@ -47,6 +49,30 @@ def ibp_init(net: nn.Module) -> nn.Module:
         if isinstance(block, Residual):
             _halve_branches(block)
     return net
+
+
+def is_freshly_initialized(net: nn.Module) -> bool:
+    """Return whether a network has the weights that torch gives to new layers.
+
+    torch draws the weights of a linear layer and of a convolution from U(-b, b), b = 1 / sqrt(fan_in). The largest
+    weight and the mean square, b^2 / 3, are compared with this. Trained weights, weights of another initialization, and
+    networks with frozen parameters differ from it.
+    """
+    layers = [m for m in net.modules() if isinstance(m, _LAYERS)]
+    return (
+        bool(layers)
+        and not any(isinstance(p, UninitializedParameter) for p in net.parameters())
+        and all(p.requires_grad for p in net.parameters())
+        and all(int(b) == 0 for name, b in net.named_buffers() if name.endswith("num_batches_tracked"))
+        and all(_has_default_weights(layer.weight.detach()) for layer in layers)
+    )
+
+
+def _has_default_weights(weight: Tensor) -> bool:
+    bound = 1 / math.sqrt(weight[0].numel())
+    spread = math.sqrt(1 / 5 - 1 / 9) * bound**2 / math.sqrt(weight.numel())  # standard deviation of the mean square
+    mean_square = float(weight.double().square().mean())
+    return float(weight.abs().max()) <= bound * (1 + 1e-3) and abs(mean_square - bound**2 / 3) <= 6 * spread
 
 
 def _halve_branches(block: Residual) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import re
 import shlex
 import warnings
@@ -141,7 +142,11 @@ class Recipe:
     projections: int = _option(
         Settings.projections, integer(0, 100_000), "colt: random projections that estimate a zonotope"
     )
-    batch_size: int = _option(256, integer(1), "batch size")
+    batch_size: int | str = _option(
+        "auto",
+        or_word("auto", integer(1)),
+        "batch size; auto: 256, or less for few images, so that an epoch has 40 steps",
+    )
     at_once: int = _option(
         0, integer(0), "images of a batch that are in memory at once, 0: all; the result is the same up to rounding"
     )
@@ -182,7 +187,9 @@ class Recipe:
     )
     weights: str | None = _option(None, or_word("none", text), "initial weights, a .safetensors file; none: random")
     init: str = _option(
-        "ibp", one_of("ibp", "default"), "initialization; ibp: by Shi et al. 2021; default: torch's own"
+        "ibp",
+        one_of("ibp", "default", "given"),
+        "initialization; ibp: Shi et al. 2021, also of your own network if it is new; default: torch's; given: yours",
     )
     normalize: bool = _option(False, flag, "add a first layer that normalizes by mean and std of the training images")
     data_root: str | None = _option(
@@ -292,9 +299,16 @@ class Recipe:
         if line.joint + line.ramp > self.epochs * (1 + 1e-9):  # tolerance for rounding of shares
             raise UserError(
                 f"warmup_natural + warmup_adversarial + ramp take {line.joint + line.ramp:g} epochs, but epochs is "
-                f"{self.epochs:g}; train longer, or shorten these phases."
+                f"{self.epochs:g}; {self._longer()}shorten these phases."
             )
         return line
+
+    def _longer(self) -> str:
+        """Return the advice to train for enough epochs; "" if no number of epochs is enough."""
+        spans = (self.warmup_natural, self.warmup_adversarial, self.ramp)
+        share = sum(self.in_epochs(span, of=1.0) for span in spans if isinstance(span, str))
+        fixed = sum(span for span in spans if not isinstance(span, str))
+        return f"train for at least {math.ceil(100 * fixed / (1 - share)) / 100:g} epochs, or " if share < 1 else ""
 
     def check_method(self, method: Method) -> None:
         """Raise a UserError if a key has no effect for a method."""

@@ -237,7 +237,7 @@ def run_spec(
 
 def _base(ask: Ask, setting: Setting, net: str, method: str, eps: float, seed: int) -> Recipe:
     row = METHODS[method]
-    keys: dict[str, Any] = {}
+    keys: dict[str, Any] = {"batch_size": 256}  # the paper's, also for few images
     if ask.scale == "tiny":
         keys = {**TINY, **row.recipe}
     elif ask.scale == "paper":

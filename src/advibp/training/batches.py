@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -13,6 +14,22 @@ from advibp.data.augment import augment
 from advibp.execution.seeds import mix
 from advibp.recipe import Recipe
 from advibp.storage import checkpoint
+
+#: With batch_size auto: the batch sizes, largest first, and the smallest number of steps per epoch.
+SIZES, FEWEST_STEPS = (256, 128, 64, 32, 16), 40
+
+
+def choose_batch_size(requested: int | str, images: int) -> int:
+    """Return the batch size for a number of images.
+
+    Args:
+        requested: a number, or "auto": the largest of SIZES with FEWEST_STEPS per epoch, or else the smallest.
+        images: number of training images; a batch is not larger.
+    """
+    if isinstance(requested, str):
+        enough = (size for size in SIZES if math.ceil(images / size) >= FEWEST_STEPS)
+        requested = next(enough, SIZES[-1])
+    return min(requested, images)
 
 
 class Feed:
@@ -27,7 +44,7 @@ class Feed:
         if isinstance(self.images, Loader):
             self.batch_size, self.steps_per_epoch = self.images.batch_size, len(self.images)
         else:
-            self.batch_size = min(recipe.batch_size, len(self.images))
+            self.batch_size = choose_batch_size(recipe.batch_size, len(self.images))
             # An incomplete last batch is dropped. The data order differs in each epoch, so no image is always dropped.
             self.steps_per_epoch = len(self.images) // self.batch_size
 
