@@ -16,7 +16,7 @@ from advibp.runs import Run, open_run, train
 from advibp.runs.run_files import read_run
 from advibp.runs.training_display import Silent
 from advibp.storage.weights import load_weights
-from advibp.verify import Attack, Certificate, certify, largest_proved_eps, smallest_broken_eps
+from advibp.verify import Attack, Certificate, CollapseWarning, certify, largest_proved_eps, smallest_broken_eps
 from advibp.version import __version__
 from advibp.weighting import Fixed, Moments, joint_backward
 
@@ -25,6 +25,7 @@ __all__ = [
     "Attack",
     "Box",
     "Certificate",
+    "CollapseWarning",
     "Fixed",
     "Method",
     "Moments",

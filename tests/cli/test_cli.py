@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from advibp import Recipe, cli, data, open_run
+from advibp import Recipe, cli, data, nets, open_run
 from advibp.methods import METHODS
 from advibp.recipe import shipped
 from advibp.storage import checkpoint
@@ -479,3 +479,19 @@ def test_error_message_of_a_process_is_one_line(here: Path) -> None:
     assert done.returncode == 2
     assert is_one_plain_sentence(done.stderr)
     assert word in done.stderr
+
+
+def test_a_collapsed_network_is_reported_by_every_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, weights = str(tmp_path / "run"), tmp_path / "constant.safetensors"
+    net = nets.build("FC 5")
+    net[-1].weight.data.zero_()
+    net[-1].bias.data.copy_(torch.arange(10.0))
+    checkpoint.save(weights, net.state_dict(), {})
+    options = ["--method", "standard", "--epochs", "1", "--lr", "1e-9", "--limit", "200", "--validation", "50"]
+    options += ["--weights", str(weights), "--eps", "0.1", "--out", run]
+    assert cli.main(["train", "mnist", "FC 5", *options]) == 0
+    assert "warning: The network" in capsys.readouterr().out
+    assert cli.main(["certify", run, "--eps", "0.1", "--limit", "50", "--steps", "1"]) == 0
+    assert "warning: The network" in capsys.readouterr().out
+    assert cli.main(["predict", run, "test:0"]) == 0
+    assert "warning: The network" in capsys.readouterr().out

@@ -180,7 +180,7 @@ def test_running_statistics_are_updated_once_per_step(method: str, statistics: s
             assert int(net[1].num_batches_tracked) == course.steps
             assert int(net[5].num_batches_tracked) == course.steps
         before = running(net)
-        course.validation_errors()
+        course.validate()
         assert same(before, running(net))
 
 

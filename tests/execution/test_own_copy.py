@@ -88,9 +88,9 @@ def trained(net: nn.Module, **options: Any) -> tuple[list[Tensor], tuple[float, 
     while not training.finished:
         for _ in training.run_epoch():
             pass
-    errors = training.validation_errors()
+    validated = training.validate()
     assert all(torch.equal(now, then) for now, then in zip(images_of(source), before, strict=True))
-    return [t.clone() for t in net.state_dict().values()], errors
+    return [t.clone() for t in net.state_dict().values()], (validated.standard_error, validated.verified_error)
 
 
 CASES: list[dict[str, Any]] = [{"method": name} for name in METHODS if name != "colt"] + [

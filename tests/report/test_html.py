@@ -372,3 +372,13 @@ def test_runs_of_one_name_and_rounded_eps_are_distinguished(trained: dict[str, P
     assert [run["name"] for run in data["runs"]] == ["one/run", "two/run"]
     assert [one["text"] for one in data["eps"]] == ["0.01", "8/255"]
     assert [[at["eps"] for at in entry["at"]] for entry in data["entries"]] == [[0.01, 0.0313725]] * 2
+
+
+def test_the_page_warns_about_a_collapsed_network(browser: Browser, tmp_path: Path, trained: dict[str, Path]) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    shutil.copy(trained["first"] / "recipe.yaml", path)
+    (path / "summary.json").write_text(json.dumps({"warnings": ["The network has <b>collapsed</b>."]}))
+    shown(browser, tmp_path, [read_run(path)])
+    assert browser.errors() == []
+    assert "The network has <b>collapsed</b>." in browser.text("#glance .warning")

@@ -88,7 +88,8 @@ def run(console: Console) -> str:
 
 
 def test_one_line_per_epoch_without_a_terminal() -> None:
-    head, *lines = run(Console(file=io.StringIO(), width=40)).splitlines()
+    note, head, *lines = run(Console(file=io.StringIO(), width=40)).splitlines()
+    assert note == "the training starts from the weights of the network"
     assert head == HEADER
     assert [line.split()[0] for line in lines] == ["1/3", "2/3", "3/3"]
 

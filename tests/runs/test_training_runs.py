@@ -15,12 +15,13 @@ import yaml
 from small_runs import Stop, StopAt, ends_alike, halves
 from torch import Tensor, nn
 
-from advibp import Recipe, Run, UserError, cli, nets, open_run, runs, train
+from advibp import CollapseWarning, Recipe, Run, UserError, cli, data, nets, open_run, read_run, runs, train
 from advibp.runs.resuming import recipe_of
 from advibp.runs.training_display import Silent
 from advibp.storage import checkpoint
 from advibp.storage.run_folder import KEPT_CHECKPOINTS, RunFolder
 from advibp.training import Training
+from advibp.verify.ibp_margins import Evaluation
 
 torch.set_num_threads(1)
 
@@ -168,7 +169,12 @@ class Watch(StopAt):
 def errors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Validation errors by epoch: the least are before full eps, where they do not count; then 6 and 7 are best."""
     by_epoch = {1: 0.0, 2: 0.0, 3: 0.0, 4: 0.0, 5: 0.5, 6: 0.2, 7: 0.2, 8: 0.4}
-    monkeypatch.setattr(Training, "validation_errors", lambda self: (0.1, by_epoch[self.epoch]))
+    y = torch.zeros(100, dtype=torch.long)
+
+    def validate(training: Training) -> Evaluation:
+        return Evaluation(y, (torch.arange(100) < 10).long(), torch.arange(100) >= 100 * by_epoch[training.epoch])
+
+    monkeypatch.setattr(Training, "validate", validate)
 
 
 def same_weights(net: nn.Module, weights: dict[str, Tensor]) -> bool:
@@ -384,3 +390,37 @@ def test_a_run_without_a_folder_is_timed_and_a_refused_one_gives_the_modes_back(
     with pytest.raises(UserError, match="softmax"):
         train(net, halves(), show=Silent(), **{k: v for k, v in OPTIONS.items() if k != "net"})
     assert all(module.training for module in net.modules())
+
+
+def own_net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.ReLU(), nn.Linear(16, 10))
+
+
+def test_a_new_network_of_the_user_is_initialized_for_ibp(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"eps": 0.1, "method": "standard", "epochs": 1, "lr": 1e-12, "show": Silent()}
+    digits = data.load("mnist", limit=60, validation=20)
+    given, expected = own_net(), own_net()
+    run = train(given, digits, out=tmp_path / "new", **options)
+    assert run.recipe.init == "ibp"
+    assert not given[1].bias.abs().gt(1e-6).any()  # biases are zero
+    again = train(own_net(), digits, **options)
+    assert torch.equal(again.net[1].weight, given[1].weight)  # the seed determines the weights
+    kept = train(own_net(), digits, init="given", **options)
+    torch.testing.assert_close(kept.net[1].weight, expected[1].weight)
+    trained = own_net()
+    trained[1].weight.data.mul_(2)
+    assert train(trained, digits, out=tmp_path / "trained", **options).recipe.init == "given"
+    resumed = train(own_net(), digits, out=tmp_path / "trained", resume=True, **options)
+    assert resumed.recipe.init == "given"
+    torch.testing.assert_close(resumed.net[1].weight, trained[1].weight)
+
+
+def test_a_collapsed_network_is_reported(tmp_path: Path) -> None:
+    digits = data.load("mnist", limit=60, validation=50)
+    net = own_net()
+    net[3].weight.data.zero_()
+    net[3].bias.data.copy_(torch.arange(10.0))
+    with pytest.warns(CollapseWarning, match="it predicts class 9 for all 50 images"):
+        run = train(net, digits, eps=0.1, method="standard", epochs=1, lr=1e-12, show=Silent(), out=tmp_path / "run")
+    assert read_run(tmp_path / "run").warnings == run.summary["warnings"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import warnings
 from collections.abc import Sequence
 
 from advibp.cli.certify_command import predict_options, run_attack, run_certify, run_options
@@ -21,6 +22,7 @@ from advibp.cli.watch_command import watch_options
 from advibp.errors import UserError
 from advibp.execution.allocator import keep_freed_memory
 from advibp.runs.stopping import Stopped
+from advibp.verify import CollapseWarning
 from advibp.version import __version__
 
 
@@ -33,7 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     keep_freed_memory()
     args.typed = shlex.join(["advibp", *(sys.argv[1:] if argv is None else argv)])
     try:
-        code: int | None = args.command(args)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CollapseWarning)  # the commands print these messages themselves
+            code: int | None = args.command(args)
     except UserError as error:
         return _print_error(str(error))
     except OSError as error:

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
-from advibp.cli.console import OUT, count, fraction, refuse_ignored, stage_of
+from advibp.cli.console import OUT, count, fraction, print_warnings, refuse_ignored, stage_of
 from advibp.cli.named_inputs import Test, own_net
 from advibp.cli.property_command import property_options, run_property
 from advibp.data.formats import single_image as images
@@ -24,7 +24,9 @@ from advibp.execution.own_copy import run_on_copy
 from advibp.recipe import Recipe
 from advibp.runs import open_with_facts
 from advibp.runs.recipe_data import load_data
+from advibp.runs.run_files import stored_warnings
 from advibp.storage import checkpoint
+from advibp.storage.run_folder import RunFolder
 from advibp.verify import Attack, Certificate, certify, largest_proved_eps
 from advibp.verify.argument_checks import check_eps
 from advibp.verify.attack_all import attack_all
@@ -155,6 +157,7 @@ def run_certify(args: argparse.Namespace) -> int:
         images = certificate.real_proofs(radius)
         if images:
             OUT.print(f"eps {radius:g}: {images} more would be proved in real arithmetic, which ignores rounding")
+    print_warnings(certificate.warnings())
     _print_attacks(certificate, attack, args.seed)
     if len(in_order(args.by)) > 1:
         OUT.print(_deciders(certificate))
@@ -219,6 +222,7 @@ def run_predict(args: argparse.Namespace) -> None:
     from_test = any(name.startswith("test:") for name in args.image)
     test = load_data(recipe, recipe.data, None, args.data_root, validate=False).test if from_test else None
     arithmetic = arithmetic_of(net, args.arithmetic)
+    print_warnings(stored_warnings(RunFolder(Path(args.run)).summary()))
     for name in args.image:
         x, label = _image(name, test, tuple(facts["input_shape"]))
         with torch.no_grad():

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from rich.markup import escape
+
 from advibp.display.terminal import Terminal, printable
 from advibp.errors import UserError
 from advibp.parsers import integer, number
@@ -99,3 +101,9 @@ class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFo
             return super()._format_action_invocation(action)
         finally:
             action.option_strings = names
+
+
+def print_warnings(messages: Sequence[str]) -> None:
+    """Print warnings, such as those about a collapsed network."""
+    for message in messages:
+        OUT.print(f"[bold yellow]warning:[/] {escape(printable(message))}", soft_wrap=True)

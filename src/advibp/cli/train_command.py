@@ -10,7 +10,7 @@ from typing import Any
 from rich.markup import escape
 
 from advibp import nets
-from advibp.cli.console import OUT
+from advibp.cli.console import OUT, print_warnings
 from advibp.errors import UserError
 from advibp.methods import METHODS, Method, method_at
 from advibp.recipe import OLD_KEYS, Recipe, read
@@ -113,8 +113,9 @@ def run_train(args: argparse.Namespace) -> None:
     OUT.print("std.err, verified: standard and IBP verified error on the validation images\n", style="dim")
     run = train(net, data, recipe=recipe, method=method, out=out, resume=args.resume, show=Live(OUT))
     minutes = run.summary["seconds"] / 60
-    message = f"\ntrained in {minutes:.1f} minutes; next: {how_to_certify(recipe, out, method)}"
-    OUT.print(message, markup=False, soft_wrap=True)
+    OUT.print(f"\ntrained in {minutes:.1f} minutes")
+    print_warnings(run.summary["warnings"])
+    OUT.print(f"next: {how_to_certify(recipe, out, method)}", markup=False, soft_wrap=True)
 
 
 def user_method(name: str | None) -> Method | None:

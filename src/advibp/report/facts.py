@@ -31,6 +31,7 @@ def run_facts(run: RunFiles, name: str) -> dict[str, Any]:
         "finished": run.summary is not None,
         "eps": None if (eps := finite(run.recipe.get("eps"))) is None else round_eps(eps),
         "facts": _training_facts(run),
+        "warnings": run.warnings,
         "commands": _commands(run),
         "hardware": hardware(summary) or next(filter(None, (hardware(c.summary) for c in run.certified.values())), ""),
         "history": _history(run.history),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -154,9 +155,21 @@ class RunFiles:
         return self.path.resolve().name  # also for `.`
 
     @property
+    def warnings(self) -> list[str]:
+        """Sentences about a collapsed network, from the training and from the records of the final network."""
+        certified = self.last.certificate.warnings() if self.last and self.last.records else []
+        return [*stored_warnings(self.summary or {}), *certified]
+
+    @property
     def last(self) -> Certification | None:
         """Certification of the final network."""
         return self.certified.get(None)
+
+
+def stored_warnings(summary: Mapping[str, Any]) -> list[str]:
+    """Return the warnings in a summary.json; [] if they are missing or damaged."""
+    messages = summary.get("warnings")
+    return [str(message) for message in messages] if isinstance(messages, list) else []
 
 
 def read_run(path: str | Path) -> RunFiles:

@@ -9,6 +9,8 @@ from typing import Any, Protocol, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from advibp import nets
+from advibp.recipe import Recipe
 from advibp.training import Training
 from advibp.training.metrics import Step
 from advibp.training.step_cost import remaining_cost
@@ -64,6 +66,15 @@ class Silent:
         pass
 
 
+def _about_weights(recipe: Recipe) -> str:
+    """Return a sentence about the initial weights of a user's network; "" for a network of advibp."""
+    if nets.is_known(recipe.net):
+        return ""
+    if recipe.init == "ibp":
+        return "the network is new: its weights were initialized for IBP (to keep its weights: init=given)"
+    return "the training starts from the weights of the network"
+
+
 class Live:
     """Shows a progress bar on a terminal, and a line per epoch everywhere. This is the default display.
 
@@ -100,6 +111,8 @@ class Live:
         if training.finished:
             self._print("this run is already finished")
             return
+        if not history and (note := _about_weights(training.recipe)):
+            self._print(note)
         self._print(HEADER)
         if history:
             self._print(f"continuing after epoch {history[-1]['epoch']}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 import warnings
@@ -23,7 +24,7 @@ from advibp.execution.hardware import hardware
 from advibp.execution.memory_format import preserve_layout
 from advibp.execution.modes import preserve_modes
 from advibp.execution.own_copy import run_on_copy
-from advibp.execution.seeds import preserve_global_state
+from advibp.execution.seeds import mix, preserve_global_state
 from advibp.methods import METHODS, Method
 from advibp.moved import RenamedKeys
 from advibp.recipe import Recipe
@@ -39,6 +40,7 @@ from advibp.storage.weights import load_weights
 from advibp.training import Training
 from advibp.training.metrics import EpochMeans
 from advibp.verify.argument_checks import check_folder, check_net, check_path, named
+from advibp.verify.collapse import CollapseWarning, collapse_messages, guessing_message
 
 SAVE_EVERY = 300.0  # seconds between checkpoints within an epoch
 
@@ -154,6 +156,8 @@ def train(
         recipe = Recipe.load(recipe, user_method, **{"data": data.name, "net": type(net).__name__, **options})
     folder = RunFolder(path) if path is not None else None
     continues = folder is not None and should_resume(folder, resume)
+    if folder and continues and recipe.init == Recipe.init:
+        recipe = dataclasses.replace(recipe, init=recipe_of(folder).init)
     with (
         StopRequest() as stop,
         preserve_global_state(),
@@ -164,6 +168,8 @@ def train(
         if folder and continues:
             check_same_run(folder, recipe)
             locks.enter_context(folder.lock())
+        else:
+            recipe = _initialize(net, recipe)
         training = Training(net, data, recipe, user_method)
         training.check()
         facts: dict[str, Any] = {}
@@ -176,10 +182,29 @@ def train(
             locks.enter_context(folder.lock())
         with show or Live(Terminal(stderr=True)) as display:
             try:
-                return _Runner(training, folder, display, stop, facts).run()
+                run = _Runner(training, folder, display, stop, facts).run()
             finally:
                 for p in net.parameters():
                     p.grad = None  # a view that would keep the buffer of all gradients in memory
+    for message in run.summary["warnings"]:
+        warnings.warn(message, CollapseWarning, stacklevel=2)
+    return run
+
+
+def _initialize(net: nn.Module, recipe: Recipe) -> Recipe:
+    """Initialize the user's new network for IBP, in place. Weights that are not torch's initial ones are kept.
+
+    Returns:
+        The recipe, with init = given if the weights were kept.
+    """
+    if recipe.init != "ibp" or nets.is_known(recipe.net):  # advibp has initialized its own networks
+        return recipe
+    if recipe.weights or not nets.is_freshly_initialized(net):
+        return dataclasses.replace(recipe, init="given")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(mix(recipe.seed, 6, 0))
+        nets.ibp_init(net)
+    return recipe
 
 
 def _check_data(data: Any) -> None:
@@ -250,7 +275,8 @@ class _Runner:
         training.check_weights()
         metrics = {"epoch": number, **self.means.means()}
         self.means = EpochMeans()
-        metrics["standard_error"], metrics["verified_error"] = training.validation_errors()
+        validated = training.validate()
+        metrics |= {"standard_error": validated.standard_error, "verified_error": validated.verified_error}
         return metrics
 
     def _save(self, **more: Any) -> None:
@@ -333,6 +359,7 @@ def _finish(
         "validation": best or last,
         **({"stages": _stages(history)} if training.course.stages else {}),
         "validation_images": len(training.data.validation),
+        "warnings": _collapse(training),
         "parameters": sum(p.numel() for p in training.net.parameters() if p.requires_grad),
         "hardware": hardware(),
     }
@@ -340,6 +367,17 @@ def _finish(
         folder.save_model(training.net.state_dict(), _model_facts(training))
         folder.write_summary(summary)
     return Run(training.net, recipe, history, summary, folder.path if folder else None)
+
+
+def _collapse(training: Training) -> list[str]:
+    """Return warnings about a collapsed network, from its predictions of the validation images."""
+    validated = training.validate()
+    labels, predictions = validated.labels.tolist(), validated.predictions.tolist()
+    if messages := collapse_messages(labels, predictions):
+        return messages
+    right = int((validated.predictions == validated.labels).sum())
+    message = guessing_message(labels, right, "accuracy on the validation images")
+    return [message] if message else []
 
 
 def _stages(history: list[dict[str, Any]]) -> list[dict[str, Any]]:

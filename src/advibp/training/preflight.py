@@ -30,7 +30,7 @@ def check(training: Training) -> None:
     if len(training.data.validation) == 0:
         raise UserError("There are no validation images; hold some out: data.load(..., validation=1000).")
     try:
-        ibp_margins.errors(training.net, x, y, training.recipe.eps)  # every epoch ends with this
+        ibp_margins.evaluate(training.net, x, y, training.recipe.eps)  # every epoch ends with this
         with (
             training.stages.with_buffers_restored(),
             batchnorm.step(training.net, training.trains_batchnorm) as statistics,

@@ -318,8 +318,8 @@ class Training:
         checkpoint.load_optimizer(self.optimizer, state["optimizer"])
         self.weighting.load_state_dict({name: tensor.to(self.device) for name, tensor in state["weighting"].items()})
 
-    def validation_errors(self) -> tuple[float, float]:
-        """Return the standard error and the IBP-verified error at eps_train on the validation images, as shares."""
+    def validate(self) -> ibp_margins.Evaluation:
+        """Classify the validation images, and bound them by IBP at eps_train."""
         self.net.eval()
         held_out = self.data.validation
-        return ibp_margins.errors(self.net, held_out.x.to(self.device), held_out.y.to(self.device), self.recipe.eps)
+        return ibp_margins.evaluate(self.net, held_out.x.to(self.device), held_out.y.to(self.device), self.recipe.eps)

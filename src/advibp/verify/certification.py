@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -32,6 +33,7 @@ from advibp.verify.argument_checks import (
 from advibp.verify.arguments import USAGE, Images, parse_images_and_radii
 from advibp.verify.attack_options import Attack, check_attack
 from advibp.verify.cascade import Cascade, check_labels
+from advibp.verify.collapse import CollapseWarning
 from advibp.verify.precision import Arithmetic, check_types, full_precision
 from advibp.verify.records import Certificate, Record, RecordFile
 from advibp.verify.selftest import FEW, check_function
@@ -183,6 +185,8 @@ def certify(
                 command=command,
             )
             checkpoint.write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    for message in certificate.warnings():
+        warnings.warn(message, CollapseWarning, stacklevel=2)
     return certificate
 
 

@@ -14,6 +14,7 @@ from advibp.moved import RenamedKeys, renamed, renamed_attribute
 from advibp.storage import checkpoint
 from advibp.storage.json_lines import Fields, parse_line, to_line
 from advibp.verify.attack_options import Attack
+from advibp.verify.collapse import collapse_messages, guessing_message
 from advibp.verify.precision import ARITHMETICS
 from advibp.verify.verifiers import ATTACKS, VERIFIERS, cascade_position, searches
 
@@ -251,6 +252,20 @@ class Certificate:
             "verified_error": (total - counts["robust"]) / total,
         }
         return RenamedKeys(errors, {"pgd_error": "attack_error"})
+
+    def warnings(self) -> list[str]:
+        """Sentences about a collapsed network, whose certificates mean nothing; [] if there are none."""
+        if not self.records:
+            return []
+        radii = self.eps
+        first = [r for r in self.records if r.eps == radii[0]]
+        labels = [r.label for r in first]
+        messages = collapse_messages(labels, [r.prediction for r in first])
+        for eps in radii:
+            labels = [r.label for r in self.records if r.eps == eps]
+            message = guessing_message(labels, self.counts(eps)["robust"], f"certified accuracy at eps {eps:g}")
+            messages += [message] if message else []
+        return messages
 
     def real_proofs(self, eps: float) -> int:
         """The number of undecided images that would be proved in real arithmetic, which ignores rounding."""

@@ -47,6 +47,7 @@ def summarize(
             for eps in radii
         },
         "verdicts": {f"{eps:g}": dict(certificate.counts(eps)) for eps in radii},
+        "warnings": certificate.warnings(),
         # Undecided images that would be proved in real arithmetic.
         "real_proofs": {f"{eps:g}": certificate.real_proofs(eps) for eps in radii},
         "flow": {f"{eps:g}": [asdict(outcome) for outcome in certificate.outcomes(eps)] for eps in radii},

@@ -53,7 +53,7 @@ function controls() {
 function glance() {
   const provers = [...new Set(DATA.entries.flatMap((e) => e.at.flatMap((at) => at.verified.map(([by]) => by))))];
   const node = section("glance", "At a glance");
-  node.append(part(el("p", { class: "about" }), meaning, { eps: true }));
+  node.append(part(el("div"), collapseWarnings), part(el("p", { class: "about" }), meaning, { eps: true }));
   node.append(part(el("div", { class: "cards" }), cards, { eps: true }));
   if (!DATA.eps.length) return;
   node.append(el("h3", {}, "The gap between attack and proof"),
@@ -62,6 +62,10 @@ function glance() {
     figure(gapFigure, { key: [...gapKey(provers), ...zoomKey()], tall: true, eps: true }),
     part(el("div"), errorTable, { eps: true }), part(el("div"), arithmeticNotes), words());
 }
+
+// A collapsed network has certificates that mean nothing.
+const collapseWarnings = () => DATA.runs.flatMap((run, k) => (chosen.runs[k] ? run.warnings : []).map((message) =>
+  el("p", { class: "warning", role: "alert" }, el("b", {}, DATA.runs.length > 1 ? `${run.name}: ` : "Warning: "), message)));
 
 const COVERS = {
   float32: "proofs cover every evaluation of the network in float32, in any order of its sums",

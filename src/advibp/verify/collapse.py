@@ -1,0 +1,81 @@
+"""Detect networks whose certificates mean nothing, because they predict one class for every image.
+
+A constant network is robust at every eps. Certified training can end in such a network, most often after a short run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+#: With fewer images nothing is reported.
+FEWEST_IMAGES = 20
+#: A class with fewer images is not reported as never predicted.
+FEWEST_OF_A_CLASS = 5
+
+
+class CollapseWarning(UserWarning):
+    """The network ignores its input or some classes.
+
+    Examples:
+        >>> import warnings
+        >>> from advibp.verify import CollapseWarning
+        >>> warnings.simplefilter("error", CollapseWarning)  # stop instead
+        >>> warnings.resetwarnings()
+    """
+
+
+def collapse_messages(
+    labels: Sequence[int], predictions: Sequence[int], names: Sequence[str] | None = None
+) -> list[str]:
+    """Return a sentence for each sign of a collapse; [] if there is none.
+
+    Args:
+        labels: classes of the images.
+        predictions: predicted classes of the same images.
+        names: names of the classes. Default: their numbers.
+    """
+    expected, predicted = Counter(labels), Counter(predictions)
+    if len(expected) < 2 or len(labels) < FEWEST_IMAGES:
+        return []
+    if len(predicted) == 1:
+        (only,) = predicted
+        return [
+            f"The network has collapsed: it predicts {_class(only, names)} for all {len(predictions):,} images. A "
+            "constant network is robust at every eps, so its certificates mean nothing. Train it for more epochs, with "
+            "more images, with a longer ramp, or with a smaller eps."
+        ]
+    never = sorted(k for k, images in expected.items() if images >= FEWEST_OF_A_CLASS and k not in predicted)
+    if not never:
+        return []
+    images = sum(expected[k] for k in never)
+    which = " and ".join(_class(k, names) for k in never) if len(never) < 4 else f"{len(never)} of the classes"
+    return [
+        f"The network never predicts {which}, the label of {images:,} of the {len(labels):,} images. It has partly "
+        "collapsed; train it for more epochs, with a longer ramp, or with a smaller eps."
+    ]
+
+
+def guessing_message(labels: Sequence[int], right: int, what: str, names: Sequence[str] | None = None) -> str:
+    """Return a sentence if an accuracy is not above that of always predicting the most frequent class; "" otherwise.
+
+    Args:
+        labels: classes of the images.
+        right: number of images that count as correct.
+        what: name of the accuracy, such as "certified accuracy at eps 0.3".
+        names: names of the classes. Default: their numbers.
+    """
+    expected = Counter(labels)
+    if len(expected) < 2 or len(labels) < FEWEST_IMAGES:
+        return ""
+    ((most, images),) = expected.most_common(1)
+    if right > images:
+        return ""
+    shares = [f"{100 * count / len(labels):.2f} %" for count in (right, images)]
+    return (
+        f"The {what} is {shares[0]}, not above the {shares[1]} of a network that always predicts {_class(most, names)}."
+    )
+
+
+def _class(k: int, names: Sequence[str] | None) -> str:
+    return f"class {k}" if names is None else f"class {k} ({names[k]})"
