@@ -1,4 +1,4 @@
-"""The paper's Table 1 as data: a method is a lower objective, an upper objective and a weighting."""
+"""The table of methods, which extends the paper's Table 1: lower objective, upper objective and weighting of each."""
 
 from __future__ import annotations
 

@@ -31,21 +31,21 @@ def test_the_fast_tables_train_what_the_kept_results_hold() -> None:
     runs = {one.name: one for one in specs_of("mnist-table")}
     assert len(runs) == 10  # five methods at two eps_train
     main = runs["mnist-dm-small-advibp-0.4-60e-s0"]
-    assert main.recipe == Recipe.load(data="mnist", net="dm-small", method="advibp", eps=0.4)
+    assert main.recipe == Recipe.load(data="mnist", net="dm-small", method="advibp", eps=0.4, batch_size=256)
     assert main.tasks[0].evaluation.eps == (0.2, 0.3, 0.4)
     assert main.tasks[0].evaluation.attack.steps == 200
     assert {one.name for one in specs_of("training-time")} <= runs.keys()
     assert {one.name for one in specs_of("post-verification")} <= runs.keys()
     pairs = specs_of("baseline-figure")
     assert [one.seed for one in pairs] == [0, 1, 2, 0, 1, 2]
-    assert pairs[3].recipe == Recipe.load(method="fixed", eps=0.4, epochs=20, ramp="50%")
+    assert pairs[3].recipe == Recipe.load(method="fixed", eps=0.4, epochs=20, ramp="50%", batch_size=256)
 
 
 def test_the_layerwise_figure_has_all_stages_and_both_data_sets() -> None:
     mnist, cifar = specs_of("layerwise-figure")[:3], specs_of("layerwise-figure")[3:]
-    assert mnist[2].recipe == Recipe.load(eps=0.4, epochs=40, stages="all", stage_epochs=10, seed=2)
+    assert mnist[2].recipe == Recipe.load(eps=0.4, epochs=40, stages="all", stage_epochs=10, seed=2, batch_size=256)
     assert cifar[2].recipe == Recipe.load(
-        data="cifar10", eps=8.8 / 255, epochs=40, stages="all", stage_epochs=10, seed=2
+        data="cifar10", eps=8.8 / 255, epochs=40, stages="all", stage_epochs=10, seed=2, batch_size=256
     )
     assert [task.folder for task in mnist[0].tasks] == [f"certify-stage-{k}" for k in (0, 1, 2, 3)]
     assert {task.evaluation.eps for task in mnist[0].tasks} == {(0.1, 0.2, 0.3, 0.4)}

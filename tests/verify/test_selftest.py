@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from advibp import Attack, UserError, certify
+from advibp import Attack, Box, UserError, certify
 from advibp.bounds.domain import UnsupportedOperation
 from advibp.data import Split
 from advibp.verify import largest_proved_eps
@@ -85,7 +85,7 @@ REFUSED: dict[str, tuple[Callable[[nn.Module, Any], Any], str]] = {
     ),
     "the middle of a set": (lambda net, x: x if isinstance(x, Tensor) else x.center, "on a set of images"),
     "a narrower set": (
-        lambda net, x: x if isinstance(x, Tensor) else type(x)(x.center, 0.1 * x.radius),
+        lambda net, x: x if isinstance(x, Tensor) else Box(center=x.center, radius=0.1 * x.radius),
         "on a set of images",
     ),
 }
