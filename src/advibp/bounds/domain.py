@@ -153,7 +153,8 @@ class Rules(dict[Func, Callable[..., Any]]):
             watch(func, args, kwargs)
         if kwargs.get("out") is not None:
             unsupported(f"{name_of(func)} cannot write a {self.name} to out=")
-        if any(isinstance(arg, Value) and not isinstance(arg, self.kind) for arg in args):  # a method was called
+        # Calls of methods do not pass the check in __torch_function__.
+        if any(isinstance(arg, Value) and not isinstance(arg, self.kind) for arg in args):
             unsupported(f"{name_of(func)} cannot mix a {self.name} with another kind of set")
         with without_autocast(_device_type(args or tuple(kwargs.values()))):
             result = rule(func, *args, **kwargs)
@@ -349,7 +350,7 @@ class Domain(Value):
         raise NotImplementedError
 
     def proved(self, y: Tensor) -> Tensor:
-        """Return for which inputs every output in this set has its largest element at the label.
+        """Return, for each input, whether the label has the largest logit in every output of this set.
 
         Proofs of a `Box` and a `Zonotope` ignore rounding errors. Proofs of a `Rounded` set cover them.
 
