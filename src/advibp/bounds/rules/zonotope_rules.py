@@ -55,13 +55,15 @@ def _check_images_separate(
 ) -> None:
     """Raise if an operation moves elements between images.
 
-    This check is valid only for operations that are linear with coefficients >= 0, or a maximum. Each element is
-    replaced by the number of its image. An element of image b in the result depends on no other image exactly if the
-    weighted squared distance of its sources from b,
+    This check is valid only for operations f that are linear with coefficients >= 0, or a maximum. f is applied to
+    tensors in which each element is replaced by a power of the number of its image: 1, b_i and b_i^2. If f is linear,
+    an element of the result is a sum over its sources i with weights w_i. An element that belongs to image b depends on
+    no other image exactly if the weighted squared distance
 
-        sum_i w_i (b_i - b)^2 = f(b_i^2) - 2 b f(b_i) + b^2 f(1),
+        sum_i w_i (b_i - b)^2 = f(b_i^2) - 2 b f(b_i) + b^2 f(1)
 
-    is zero.
+    is zero. For a maximum the right side is (max_i b_i - b)^2, which is positive if a source has a larger number than
+    b. Maxima are taken over other axes than axis 0, because operations that move axis 0 are refused.
     """
     numbers = [torch.arange(s[0], dtype=torch.float64, device=device).view(-1, *[1] * (len(s) - 1)) for s in shapes]
     moments = [call(*(n.pow(k).expand(s) for n, s in zip(numbers, shapes, strict=True))) for k in (0, 1, 2)]
