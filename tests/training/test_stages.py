@@ -197,7 +197,7 @@ class Plug(Silent):
 @pytest.mark.parametrize("at", [7, 8, 9, 12, 13, 15])
 def test_stages_resume_exactly(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed in the middle of an epoch whose beginning was saved, at any step around the stages' borders."""
-    monkeypatch.setattr("advibp.runs.training_runs.SAVE_EVERY", 0.0)
+    monkeypatch.setattr("advibp.runs.runner.SAVE_EVERY", 0.0)
     whole = train(chain(True), halves(), out=tmp_path / "whole", show=Silent(), **SHORT)
     with pytest.raises(RuntimeError):
         train(chain(True), halves(), out=tmp_path / "cut", show=Plug(at), **SHORT)
@@ -316,7 +316,7 @@ class Noisy(nn.Module):
 
 
 def test_stages_of_a_network_that_draws_resume_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("advibp.runs.training_runs.SAVE_EVERY", 0.0)
+    monkeypatch.setattr("advibp.runs.runner.SAVE_EVERY", 0.0)
     options = {**SHORT, "stages": 1}
     whole = train(Noisy(), halves(), out=tmp_path / "whole", show=Silent(), **options)
     with pytest.raises(RuntimeError):
