@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from samples import arrays, refused
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, SubsetRandomSampler, TensorDataset
 
 from advibp import data
 from advibp.data import Lazy, Loader, Split
@@ -370,7 +370,7 @@ def test_kinds_of_test_and_validation_sets(kind: str) -> None:
 
 def test_a_loader_that_takes_a_part_is_not_walked_past() -> None:
     whole = tensors()
-    part = DataLoader(whole, sampler=torch.utils.data.SubsetRandomSampler(range(5)))
+    part = DataLoader(whole, sampler=SubsetRandomSampler(range(5)))
     assert len(data.from_datasets(whole, part, validation=1).test) == 5
     assert len(data.from_datasets(whole, DataLoader(whole, 10, drop_last=True), validation=1).test) == 20
 
@@ -391,7 +391,10 @@ def test_classes() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"train": DataLoader(tensors()), "validation": 5}, "a DataLoader cannot be split"),
+        (
+            {"train": DataLoader(tensors(), sampler=SubsetRandomSampler([0, 1])), "validation": 5},
+            "with its own sampler cannot be split",
+        ),
         ({"train": Stream(), "classes": 3}, "cannot be read by index"),
         ({"validation": 23}, "expected 0 to 22"),
         ({"validation": -1}, "validation is -1"),

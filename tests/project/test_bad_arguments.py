@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import advibp
 from advibp import Attack, Box, UserError, certify, train
 from advibp.bounds import Zonotope, crown
-from advibp.data import Split, from_tensors
+from advibp.data import Split, from_datasets, from_tensors
 from advibp.verify import largest_proved_eps
 from advibp.verify.radius import radii
 
@@ -109,7 +109,8 @@ IMAGES: dict[str, tuple[tuple[Any, ...], str]] = {
     "meta": (((X.to("meta"), Y), 0.1), "meta"),
     "sparse": (((X.to_sparse(), Y), 0.1), "sparse"),
     "split of numbers": ((Split(3, 4), 0.1), "dense tensor"),  # type: ignore[arg-type]
-    "whole data set": ((from_tensors(X, Y, X, Y, validation=2), 0.1), "data.test"),
+    "no test images": ((from_datasets(TensorDataset(X, Y), None, validation=2), 0.1), "has no test images"),
+    "three sets": (((Split(X, Y), Split(X, Y), Split(X, Y)), 0.1), "tuple of 3 (Split, Split, Split)"),
     "stream": ((Stream(), 0.1), "by index"),
     "loader of a stream": ((DataLoader(Stream()), 0.1), "length"),
     "loader of bad labels": ((DataLoader(TensorDataset(X, Y > 0), shuffle=True), 0.1), "torch.bool"),
@@ -200,11 +201,11 @@ def test_invalid_attack(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [(X, Y), [X, Y], X, Split(X, Y), TensorDataset(X, Y), DataLoader(TensorDataset(X, Y)), None, "mnist"],
+    [X, (X, Y, X), (X,), (X, Y, X, Y, X), (), ((X, Y), X), {"x": X}, None, "mnist", network()],
     ids=lambda data: type(data).__name__,
 )
-def test_training_without_a_data_set_says_how_to_make_one(data: Any) -> None:
-    refused(lambda: train(network(), data, eps=0.1), "create one with advibp.data.from_")
+def test_training_without_a_data_set_says_what_it_may_be(data: Any) -> None:
+    refused(lambda: train(network(), data, eps=0.1), "but must be a Data set, a pair (x, y)")
 
 
 @pytest.mark.parametrize("options", [{"recipe": 3}, {"method": 3}, {"eps": [0.1]}, {"show": 3}, {"out": 3}], ids=str)

@@ -353,8 +353,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # What is wrong: the command, and a word of what must be said about it.
 WEIGHTS = {
-    "pickle as .pth": ("weights.pth", "pickle"),
-    "pickle as .pt": ("weights.pt", "pickle"),
+    "pickle as .pth": ("weights.pth", "save only the weights"),
+    "pickle as .pt": ("weights.pt", "not a valid file of torch.save"),
     "pickle as .safetensors": ("pickle.safetensors", "pickle"),
     "zipped pickle as .safetensors": ("zip.safetensors", "pickle"),
     "truncated weights": ("torn.safetensors", "torn.safetensors"),

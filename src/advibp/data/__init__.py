@@ -11,5 +11,18 @@ from advibp.data.loaders import Loader
 from advibp.data.sets import Data, Split
 from advibp.data.sources import NAMES, load
 from advibp.data.torch_datasets import from_datasets
+from advibp.data.user_data import as_data, as_images
 
-__all__ = ["NAMES", "PARTS", "Data", "Lazy", "Loader", "Split", "from_datasets", "from_tensors", "load"]
+__all__ = [
+    "NAMES",
+    "PARTS",
+    "Data",
+    "Lazy",
+    "Loader",
+    "Split",
+    "as_data",
+    "as_images",
+    "from_datasets",
+    "from_tensors",
+    "load",
+]

@@ -8,9 +8,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
+    RandomSampler,
     SequentialSampler,
     Subset,
     TensorDataset,
@@ -40,7 +42,7 @@ Images: TypeAlias = "Dataset[Any] | DataLoader[Any] | Split | tuple[Any, Any]"
 
 def from_datasets(
     train: Dataset[Any] | DataLoader[Any] | Split,
-    test: Images,
+    test: Images | None,
     *,
     validation: int | Images,
     classes: int | None = None,
@@ -55,10 +57,11 @@ def from_datasets(
     Args:
         train: A map-style Dataset, a DataLoader, which keeps its order and augmentation, or images in memory.
         test: A Dataset, a DataLoader, a `Split` or a pair (images, labels). Of a DataLoader that shuffles, drops
-            images or has its own ``collate_fn``, the first 10,000 images are read into memory.
+            images or has its own ``collate_fn``, the first 10,000 images are read into memory. None: there are no test
+            images.
         validation: Number of training images that become the validation set, the same ones in every call; or a
             Dataset, a DataLoader, a `Split` or a pair (images, labels), of which the first 10,000 images are read into
-            memory. It cannot be a number if ``train`` is a DataLoader.
+            memory. A DataLoader can be split by a number if it reads a map-style Dataset in order or shuffled.
         classes: Number of classes. Default: the largest label + 1, if the labels are tensors or the attribute
             ``targets`` of the dataset; otherwise it is required.
         name: Name of the data set.
@@ -80,15 +83,16 @@ def from_datasets(
         >>> digits.classes, len(digits.train), len(digits.validation), len(digits.test)
         (3, 45, 5, 10)
     """
-    classes = _classes(classes, [s for s in (train, test, validation) if not isinstance(s, int)], name)
+    classes = _classes(
+        classes, [s for s in (train, test, validation) if s is not None and not isinstance(s, int)], name
+    )
     images = _training_images(train, classes, name, workers)
     if isinstance(validation, int):
         images, held_out = _hold_out(images, validation, name)
     else:
         held_out = _in_memory(validation, "validation", classes, name)
-    data = Data(
-        name=name, train=images, validation=held_out, test=_test_images(test, classes, name, workers), classes=classes
-    )
+    tested = _test_images(test, classes, name, workers) if test is not None else _no_images(held_out)
+    data = Data(name=name, train=images, validation=held_out, test=tested, classes=classes)
     for part, shape in (("validation", data.validation.shape), ("test", data.test.shape)):
         if shape != data.input_shape:
             raise UserError(f"Images of {name} differ in shape: {data.input_shape} in train, {shape} in {part}.")
@@ -109,6 +113,10 @@ def _test_images(test: Images, classes: int, name: str, workers: int) -> Split |
     if isinstance(test, DataLoader | Split | tuple):
         return _in_memory(test, "test", classes, name)
     return Lazy(test, workers=workers, classes=classes)
+
+
+def _no_images(like: Split) -> Split:
+    return Split(like.x[:0], like.y[:0])
 
 
 def from_loader(loader: DataLoader[Any]) -> Split | Lazy:
@@ -151,34 +159,68 @@ def _tensors(source: Split | tuple[Any, Any], part: str, name: str) -> Split:
     return split_of(x, y)
 
 
-def _hold_out(images: Split | Lazy | Loader, validation: int, name: str) -> tuple[Split | Lazy, Split]:
+def _hold_out(images: Split | Lazy | Loader, validation: int, name: str) -> tuple[Split | Lazy | Loader, Split]:
     if isinstance(images, Loader):
-        raise UserError(
-            f"validation is {validation}, but a DataLoader cannot be split; give a Dataset, a DataLoader or "
-            "a pair of tensors as validation."
-        )
+        return _hold_out_of_loader(images, validation, name)
     held_out, kept = (torch.from_numpy(rows) for rows in hold_out(len(images), validation, None, name))
     return images.select(kept), Split(*images.batch(held_out))
 
 
+def _hold_out_of_loader(images: Loader, validation: int, name: str) -> tuple[Loader, Split]:
+    """Split the dataset of a DataLoader. The other images keep its batch size, order and options."""
+    loader = images.loader
+    in_order, shuffled = type(loader.sampler) is SequentialSampler, _shuffles(loader.sampler)
+    if not (in_order or shuffled) or type(loader.batch_sampler) is not BatchSampler:
+        raise UserError(
+            f"validation is {validation}, but a DataLoader with its own sampler cannot be split; give a Dataset, a "
+            "DataLoader or a pair of tensors as validation."
+        )
+    held_out, kept = hold_out(len(loader.dataset), validation, None, name)  # type: ignore[arg-type]
+    options: dict[str, Any] = {
+        option: getattr(loader, option)
+        for option in (
+            "batch_size",
+            "num_workers",
+            "collate_fn",
+            "pin_memory",
+            "drop_last",
+            "timeout",
+            "generator",
+            "worker_init_fn",
+            "multiprocessing_context",
+            "prefetch_factor",
+            "persistent_workers",
+        )
+    }
+    rest: DataLoader[Any] = DataLoader(Subset(loader.dataset, kept.tolist()), shuffle=shuffled, **options)
+    unshuffled = {**options, "drop_last": False, "persistent_workers": False}
+    parts: DataLoader[Any] = DataLoader(Subset(loader.dataset, held_out.tolist()), **unshuffled)
+    return Loader(rest, images.classes), Split(*Loader(parts, images.classes).read(len(held_out)))
+
+
+def _shuffles(sampler: Any) -> bool:
+    """Return whether a sampler draws every item once, in random order."""
+    return type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
+
+
 def _classes(classes: int | None, sources: list[Any], name: str) -> int:
-    labels = [y for source in sources if (y := _labels(source)) is not None]
+    labels = [y for source in sources if (y := known_labels(source)) is not None]
     minimum = max((int(y.max()) + 1 for y in labels if y.numel()), default=1)
-    if _labels(sources[0]) is None and classes is None:
+    if known_labels(sources[0]) is None and classes is None:
         raise UserError(f"The number of classes of {name} is not known without reading all labels; give classes=.")
     if classes is not None and not is_int(classes):
         raise UserError(f"classes is {classes!r}; expected an integer from 2.")
     return count_classes(max(minimum, 1), classes, name)
 
 
-def _labels(source: Any) -> Tensor | None:
-    """Return all labels, or None if they cannot be read without the images."""
+def known_labels(source: Any) -> Tensor | None:
+    """Return all labels of a set of images, or None if they cannot be read without the images."""
     if isinstance(source, Split):
         return source.y
     if isinstance(source, DataLoader):
-        return _labels(source.dataset)
+        return known_labels(source.dataset)
     if isinstance(source, Subset):
-        labels = _labels(source.dataset)
+        labels = known_labels(source.dataset)
         return None if labels is None else labels[list(source.indices)]
     targets = source.tensors[-1] if isinstance(source, TensorDataset) else getattr(source, "targets", None)
     if isinstance(source, tuple) and len(source) == 2:

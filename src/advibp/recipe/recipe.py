@@ -185,7 +185,9 @@ class Recipe:
     stage_lr_milestones: tuple[Span, ...] = _option(
         (), spans, "epochs of a stage at which its learning rate is multiplied by lr_factor, if lr_shape is steps"
     )
-    weights: str | None = _option(None, or_word("none", text), "initial weights, a .safetensors file; none: random")
+    weights: str | None = _option(
+        None, or_word("none", text), "initial weights, a .safetensors or .pt file; none: random"
+    )
     init: str = _option(
         "ibp",
         one_of("ibp", "default", "given"),

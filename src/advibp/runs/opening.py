@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from advibp import nets
@@ -47,11 +47,16 @@ def first_net(recipe: Recipe, data: Data, *, weights: bool = True) -> nn.Module:
 
 def _learn_shapes(net: nn.Module, data: Data) -> None:
     """Run lazy layers on one image, which creates their parameters."""
+    run_once(net, data.validation.x[:1])
+
+
+def run_once(net: nn.Module, x: Tensor) -> Tensor:
+    """Return the logits of images in evaluation mode, which keeps BatchNorm's statistics."""
     try:
-        with preserve_modes(net):
-            run_on_copy(net.eval(), data.validation.x[:1])  # evaluation mode keeps BatchNorm's statistics
+        with preserve_modes(net), torch.no_grad():
+            return run_on_copy(net.eval(), x)
     except Exception as error:  # user code may raise anything
-        raise UserError(f"The network can't run on images of shape {data.input_shape}: {error}") from error
+        raise UserError(f"The network can't run on images of shape {tuple(x.shape[1:])}: {error}") from error
 
 
 def _build(recipe: Recipe, shape: Sequence[int], classes: int, data: Data | None = None) -> nn.Module:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from torch import nn
 
 from advibp.data import Data
+from advibp.data.user_data import Images
 from advibp.errors import UserError
 from advibp.execution.hardware import hardware
 from advibp.methods import Method
@@ -31,7 +32,6 @@ from advibp.storage import checkpoint
 from advibp.storage.run_folder import RunFolder
 from advibp.verify import Attack, Certificate, certify
 from advibp.verify.argument_checks import check_eps
-from advibp.verify.arguments import Images
 from advibp.verify.records import verified_errors
 from advibp.verify.verifiers import in_order
 

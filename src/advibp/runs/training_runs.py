@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import sys
 import warnings
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from advibp import nets
-from advibp.data import Data, Split
+from advibp.data import Data, Split, as_data
 from advibp.display.terminal import Terminal, printable
 from advibp.errors import UserError
 from advibp.execution.memory_format import preserve_layout
@@ -21,6 +23,7 @@ from advibp.execution.modes import preserve_modes
 from advibp.execution.seeds import mix, preserve_global_state
 from advibp.methods import METHODS, Method
 from advibp.recipe import Recipe
+from advibp.runs.opening import run_once
 from advibp.runs.resuming import check_same_run, recipe_of, restore, should_resume
 from advibp.runs.run import Run
 from advibp.runs.runner import Runner
@@ -36,7 +39,7 @@ _USAGE = "train(net, data, eps=0.3)"
 
 def train(
     net: nn.Module,
-    data: Data,
+    data: Data | Split | Dataset[Any] | DataLoader[Any] | Sequence[Any],
     *,
     out: str | Path | None = None,
     resume: bool = False,
@@ -50,7 +53,9 @@ def train(
     Args:
         net: the network (B, *input_shape) -> (B, K). Each layer is trained in the mode (training or evaluation) that it
             has, and keeps that mode.
-        data: the data set, from `advibp.data`.
+        data: the data set, from `advibp.data`; or images with labels to train on: a pair (x, y) of tensors or arrays,
+            (x_train, y_train, x_test, y_test), a Dataset, a DataLoader, or a tuple (train, test) or (train, validation,
+            test) of such sets. `validation` of the training images are held out, by default one in ten, at most 1000.
         out: folder of the run; by default nothing is saved.
         resume: continue the run in `out` if there is one. The result is bit by bit that of an uninterrupted run.
         recipe: name of a shipped recipe, a YAML file or a `Recipe`; by default the default recipe.
@@ -72,7 +77,6 @@ def train(
         ```
     """
     check_net(net, data, _USAGE)
-    _check_data(data)
     if recipe is not None and not isinstance(recipe, Recipe):
         check_path("recipe", recipe)
     if show is not None and not hasattr(show, "epoch"):
@@ -90,7 +94,10 @@ def train(
     if isinstance(recipe, Recipe):
         recipe = recipe.changed(user_method, **options)
     else:
-        recipe = Recipe.load(recipe, user_method, **{"data": data.name, "net": type(net).__name__, **options})
+        name = data.name if isinstance(data, Data) else "python"
+        recipe = Recipe.load(recipe, user_method, **{"data": name, "net": type(net).__name__, **options})
+    if not isinstance(data, Data):
+        data, recipe = _converted(net, data, recipe)
     folder = RunFolder(path) if path is not None else None
     continues = folder is not None and should_resume(folder, resume)
     if folder and continues and recipe.init == Recipe.init:
@@ -144,12 +151,13 @@ def _initialize(net: nn.Module, recipe: Recipe) -> Recipe:
     return recipe
 
 
-def _check_data(data: Any) -> None:
-    if not isinstance(data, Data):
-        call = "from_datasets(train, test, validation=1000)"
-        if isinstance(data, tuple | list | Tensor | Split):
-            call = "from_tensors(x_train, y_train, x_test, y_test)"
-        raise UserError(
-            f"data is {named(data)}, but must be a Data set with images to train, validate and test; create one "
-            f"with advibp.data.{call}, or load one with advibp.data.load('mnist')."
-        )
+def _converted(net: nn.Module, data: Any, recipe: Recipe) -> tuple[Data, Recipe]:
+    """Convert tensors, Datasets and DataLoaders to a data set; the recipe gets the number of validation images."""
+    number = None if recipe.validation == Recipe.validation else recipe.validation
+    data = as_data(data, validation=number, classes=lambda x: _count_outputs(net, x), name=recipe.data)
+    return data, dataclasses.replace(recipe, validation=len(data.validation))
+
+
+def _count_outputs(net: nn.Module, x: Tensor) -> int:
+    """Return the number of logits for one image, (1, C, H, W)."""
+    return int(run_once(net, x.to(next(net.parameters()).device)).shape[-1])

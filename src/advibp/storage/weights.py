@@ -1,4 +1,4 @@
-"""Load a user's weights from a safetensors file into a network. Pickle files are refused."""
+"""Load a user's weights from a safetensors file or a torch file into a network, without running code."""
 
 from __future__ import annotations
 
@@ -11,13 +11,20 @@ from torch.nn.parameter import is_lazy
 
 from advibp.errors import UserError
 from advibp.storage import checkpoint
+from advibp.storage.torch_files import SUFFIXES, read_state_dict
 
-PICKLE_SUFFIXES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt")
+#: Prefixes that nn.DataParallel and torch.compile add to all names.
+PREFIXES = ("module.", "_orig_mod.")
 SAVE = 'safetensors.torch.save_file(net.state_dict(), "w.safetensors")'
 
 
 def load_weights(net: nn.Module, path: str | Path) -> None:
-    """Load weights from a safetensors file into a network, in place.
+    """Load weights from a safetensors file, or a .pt or .pth file of torch.save, into a network, in place.
+
+    Of a torch file only tensors are read, by torch.load(weights_only=True); a file with any other objects than plain
+    containers is refused, and no code in it runs. The state_dict may be nested under "state_dict", "model_state_dict",
+    "model" or "net". The prefixes "module." and "_orig_mod.", which nn.DataParallel and torch.compile add to all names,
+    are removed.
 
     The file and the network must have the same tensor names and shapes, and all values must be finite. Tensors of
     another floating-point type are converted to the network's type. If anything does not match, the network is not
@@ -28,7 +35,7 @@ def load_weights(net: nn.Module, path: str | Path) -> None:
         path: a saved state_dict, or the model.safetensors of a run.
 
     Raises:
-        UserError: the file is missing, damaged or a pickle, or does not match the network.
+        UserError: the file is missing, damaged or contains other objects than tensors, or does not match the network.
 
     Examples:
         ```python
@@ -40,7 +47,7 @@ def load_weights(net: nn.Module, path: str | Path) -> None:
     expected = {name: value for name, value in net.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
     if any(is_lazy(value) for value in expected.values()):
         raise UserError(f"The network has lazy layers, so {path} can't be loaded; run it on an image first.")
-    loaded = _read(path)
+    loaded = _without_prefix(_read(path), expected)
     _check_names(expected, loaded, path)
     net.load_state_dict({name: _converted(name, expected[name], value, path) for name, value in loaded.items()})
 
@@ -51,10 +58,12 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path} is a folder; give a file in it, such as {path / 'model.safetensors'}.")
     if not path.is_file():
         raise UserError(f"The weights {path} do not exist; save them with {SAVE}.")
-    if evidence := _pickle_evidence(path):
+    if path.suffix.lower() in SUFFIXES:
+        return read_state_dict(path)
+    if _is_pickle(path):
         raise UserError(
-            f"{path} is a pickle by its {evidence}, which can run code when it is loaded; save the weights with {SAVE} "
-            "and give that file."
+            f"{path} is a pickle by its first bytes, which can run code when it is loaded; save the weights with "
+            f"{SAVE}, or rename the file to .pt if torch.save wrote it."
         )
     try:
         with safe_open(path, framework="pt") as file:
@@ -67,15 +76,22 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path} is not a valid safetensors file ({error}); save the weights with {SAVE}.") from None
 
 
-def _pickle_evidence(path: Path) -> str | None:
-    """Return what shows that a file is a pickle; None if it is not one. torch.save writes zip archives or pickles."""
-    if path.suffix.lower() in PICKLE_SUFFIXES:
-        return "name"
+def _is_pickle(path: Path) -> bool:
+    """Return whether a file is a pickle, or a zip archive as torch.save writes it."""
     with path.open("rb") as file:
         head = file.read(9)
     # A safetensors file starts with the length of its header and "{". That length can look like the start of a pickle.
     pickled = head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5") and head[8:] != b"{"
-    return "first bytes" if pickled or head[:4] == b"PK\x03\x04" else None
+    return pickled or head[:4] == b"PK\x03\x04"
+
+
+def _without_prefix(loaded: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Remove a prefix that all loaded names have, and no name of the network."""
+    for prefix in PREFIXES:
+        in_all, in_net = all(name.startswith(prefix) for name in loaded), any(n.startswith(prefix) for n in expected)
+        if in_all and not in_net:
+            loaded = {name.removeprefix(prefix): value for name, value in loaded.items()}
+    return loaded
 
 
 def _check_names(expected: dict[str, Tensor], loaded: dict[str, Tensor], path: Path) -> None:

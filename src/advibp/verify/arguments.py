@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
-from advibp.data import Data, Lazy, Split
-from advibp.data.torch_datasets import from_loader
+from advibp.data.user_data import Images, as_images
 from advibp.errors import UserError
-from advibp.verify.argument_checks import check_eps, named, shortened
+from advibp.verify.argument_checks import check_eps, shortened
 
 USAGE = "certify(net, images, eps) or certify(net, x, y, eps)"
-
-_PAIR = "a pair (x, y) of images and labels, a Split, a Dataset or a DataLoader"
-
-
-@runtime_checkable
-class Images(Protocol):
-    """Images and labels that are read in batches: batch(rows) returns x (B, C, H, W) in [0, 1] and y (B,)."""
-
-    def __len__(self) -> int: ...
-    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 def parse_images_and_radii(images: Any, y: Any, eps: Any) -> tuple[Images, list[float]]:
@@ -47,7 +34,7 @@ def parse_images_and_radii(images: Any, y: Any, eps: Any) -> tuple[Images, list[
         eps = y
     if eps is None:
         raise UserError(f"eps is missing; call {USAGE}, and give the rest by name, such as by=['ibp'].")
-    return parse_images(images), parse_radii(eps)
+    return as_images(images), parse_radii(eps)
 
 
 def parse_radii(eps: Any) -> list[float]:
@@ -59,51 +46,3 @@ def parse_radii(eps: Any) -> list[float]:
     if not radii:
         raise UserError(f"eps is {shortened(eps)}, which holds no radius; give at least one, such as 0.3 or 8/255.")
     return radii
-
-
-def parse_images(images: Any) -> Images:
-    """Convert images with labels to a form that is read in batches. Labels in memory become int64."""
-    if isinstance(images, tuple | list):
-        if len(images) != 2 or not all(isinstance(part, Tensor | np.ndarray) for part in images):
-            kinds = ", ".join(type(part).__name__ for part in images[:3])
-            description = f"{named(images)} of {len(images)}" + (f" ({kinds})" if kinds else "")
-            raise UserError(f"The images are {description}, but must be {_PAIR}.")
-        x, y = (part if isinstance(part, Tensor) else _tensor(part) for part in images)
-        return _split(x, y)
-    if isinstance(images, Data):
-        raise UserError("The images are a whole Data set; give one part of it, such as data.test.")
-    if isinstance(images, Split):
-        return _split(images.x, images.y)
-    if isinstance(images, DataLoader):
-        return from_loader(images)
-    if isinstance(images, Lazy):
-        return images
-    if isinstance(images, Dataset):
-        return Lazy(images)
-    if not isinstance(images, Images):
-        raise UserError(f"The images are {named(images)}, but must be {_PAIR}.")
-    return images
-
-
-def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
-    """Convert an array to a tensor."""
-    try:
-        return torch.as_tensor(array)
-    except (TypeError, ValueError, RuntimeError):
-        raise UserError(f"An array is of type {array.dtype}; give floats for images, integers for labels.") from None
-
-
-def _split(x: Tensor, y: Tensor) -> Split:
-    """Check images and labels in memory."""
-    for name, part in (("images", x), ("labels", y)):
-        if not isinstance(part, Tensor) or part.layout != torch.strided or part.is_meta:
-            kind = f"{part.layout} on {part.device}" if isinstance(part, Tensor) else type(part).__name__
-            raise UserError(f"The {name} are {kind}; give a dense tensor that holds numbers.")
-    if not x.is_floating_point():
-        raise UserError(f"The images are of type {x.dtype}; expected floats in [0, 1], such as x.float() / 255.")
-    if x.dim() == 0 or len(x) == 0 or y.shape != x.shape[:1]:
-        shapes = f"images of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}"
-        raise UserError(f"There are {shapes}; expected (N, ...) and (N,), one label per image and at least one image.")
-    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise UserError(f"The labels are of type {y.dtype}; expected integers, the class of each image.")
-    return Split(x.detach(), y.long())

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from advibp.data.user_data import Images
 from advibp.execution.own_copy import run_on_copy
-from advibp.verify.arguments import Images
 from advibp.verify.attack_options import Attack, start_generator
 from advibp.verify.certification import Progress
 

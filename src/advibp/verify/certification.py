@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from advibp.data import Split
+from advibp.data import Data, Split
+from advibp.data.user_data import Images
 from advibp.display.progress import Counting
 from advibp.errors import UserError
 from advibp.execution.modes import preserve_modes
@@ -30,7 +31,7 @@ from advibp.verify.argument_checks import (
     check_whole,
     make_folder,
 )
-from advibp.verify.arguments import USAGE, Images, parse_images_and_radii
+from advibp.verify.arguments import USAGE, parse_images_and_radii
 from advibp.verify.attack_options import Attack, check_attack
 from advibp.verify.cascade import Cascade, check_labels
 from advibp.verify.collapse import CollapseWarning
@@ -65,7 +66,7 @@ class _Job:
 
 def certify(
     net: nn.Module,
-    images: Images | Sequence[Tensor] | Dataset[Any] | DataLoader[Any] | Tensor | None = None,
+    images: Images | Data | Sequence[Tensor] | Dataset[Any] | DataLoader[Any] | Tensor | None = None,
     y: Tensor | Radii | None = None,
     eps: Radii | None = None,
     *,
@@ -98,7 +99,7 @@ def certify(
         net: Any module of supported operations that maps images to logits (B, K).
         images: Images (N, ...) in [0, 1] as a tensor, with labels `y`; or images with labels: a `Split`, a pair (x, y)
             of tensors, a Dataset or a DataLoader. A Dataset is read in batches. A DataLoader that shuffles or augments
-            is read once.
+            is read once. Of a `Data` set, or (x_train, y_train, x_test, y_test), the test images are used.
         y: Labels (N,) if `images` is a tensor. Otherwise the third positional argument is `eps`.
         eps: One radius or several, in (0, 1]. A text such as "8/255" is allowed.
         by: Names of verifiers (see `advibp.verify.verifiers.VERIFIERS`), in any order. "complete" stands for those that

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from advibp.bounds import Box
 from advibp.bounds.rounded import Rounded
+from advibp.data.user_data import Images, as_images
 from advibp.display.progress import Counting
 from advibp.errors import UserError
 from advibp.execution.modes import preserve_modes
@@ -29,7 +30,6 @@ from advibp.verify.argument_checks import (
     make_folder,
     shortened,
 )
-from advibp.verify.arguments import Images, parse_images
 from advibp.verify.attack_options import Attack, check_attack, start_generator
 from advibp.verify.certification import Progress, arithmetic_of, check_inputs, fingerprints, weights_fingerprint
 from advibp.verify.precision import ARITHMETICS, full_precision
@@ -242,7 +242,7 @@ def radii(
     check_net(net, images, "radii(net, images)")
     check_attack(attack)
     check_callable("progress", progress, "progress(eps, done, total)")
-    images, folder = parse_images(images), check_folder("out", out)
+    images, folder = as_images(images), check_folder("out", out)
     verifiers, attack = in_order(by, list(bounding_verifiers())), attack or Attack()
     batch_size, seed = check_whole("batch_size", batch_size, 1), check_whole("seed", seed)
     results: list[Radius] = []
