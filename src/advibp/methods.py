@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from torch import Tensor
 
 from advibp import objectives, user_code
+from advibp.display.object_summary import Summarized
 from advibp.errors import UserError
 from advibp.moved import renamed_attribute, renamed_keywords
 from advibp.objectives import Objective, regularizers
@@ -40,8 +41,8 @@ class Properties(NamedTuple):
 
 
 @renamed_keywords(says="description", reads="recipe_keys", needs="limitations")
-@dataclass(frozen=True, kw_only=True)
-class Method:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Method(Summarized):
     """A training method: one row of Table 1. A user's Method can be used wherever a method's name can.
 
     A method without an upper objective minimizes the lower one alone, and vice versa.
@@ -108,6 +109,14 @@ class Method:
         for key in ("lower", "upper"):
             if (objective := getattr(self, key)) is not None:
                 object.__setattr__(self, key, objectives.as_objective(objective))
+
+    def _summary(self) -> dict[str, object]:
+        sides = {"lower": self.lower, "upper": self.upper}
+        facts: dict[str, object] = {k: getattr(f, "__name__", type(f).__name__) for k, f in sides.items() if f}
+        if len(facts) == 2:
+            weighting = self.weighting
+            facts["weighting"] = getattr(weighting, "__name__", "") if callable(weighting) else weighting
+        return {"name": self.name, "description": self.description, **facts}
 
 
 #: Weightings by name: functions of beta1, beta2, the scope of the moments, and kappa (None: not given).

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from advibp.bounds.domain import Domain, Rules, unsupported, without_autocast
 from advibp.bounds.labels import checked_labels
+from advibp.display.object_summary import Summarized
 from advibp.errors import UserError
 
 Operand: TypeAlias = Union["Box", Tensor, float]
@@ -44,7 +45,7 @@ class LastLayer(NamedTuple):
     version: int
 
 
-class Box(Domain):
+class Box(Summarized, Domain):
     """The set of all z with |z - center| <= radius, elementwise.
 
     A box can be passed to any `nn.Module` in place of a tensor. Each operation then returns a box that contains its
@@ -259,8 +260,8 @@ class Box(Domain):
     def requires_grad(self) -> bool:
         return self._center.requires_grad or self._radius.requires_grad
 
-    def __repr__(self) -> str:
-        return f"Box(shape={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}')"
+    def _summary(self) -> dict[str, object]:
+        return {"shape": tuple(self.shape), "dtype": self.dtype, "device": str(self.device)}
 
 
 RULES = Box.rules = Rules(Box)

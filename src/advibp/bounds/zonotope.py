@@ -28,6 +28,7 @@ from torch import Tensor
 from advibp.bounds.box import Box
 from advibp.bounds.domain import Domain, Rules
 from advibp.bounds.labels import checked_labels
+from advibp.display.object_summary import Summarized
 from advibp.errors import UserError
 from advibp.moved import renamed_keywords
 
@@ -37,7 +38,7 @@ ReluBounds: TypeAlias = Callable[["Zonotope"], tuple[Tensor, Tensor] | None]
 _NAMES = itertools.count()
 
 
-class Zonotope(Domain):
+class Zonotope(Summarized, Domain):
     """The set of all center + sum_s e_s generators_s + d with |e_s| <= 1 and |d| <= rest.
 
     A zonotope can be passed to any `nn.Module` in place of a tensor. An operation without a rule raises
@@ -267,9 +268,9 @@ class Zonotope(Domain):
     def requires_grad(self) -> bool:
         return self._box.requires_grad or self._generators.requires_grad
 
-    def __repr__(self) -> str:
-        kind = f"dtype={self.dtype}, device='{self.device}'"
-        return f"Zonotope(shape={tuple(self.shape)}, symbols={len(self._symbols)}, {kind})"
+    def _summary(self) -> dict[str, object]:
+        kind = {"dtype": self.dtype, "device": str(self.device)}
+        return {"shape": tuple(self.shape), "symbols": len(self._symbols), **kind}
 
 
 RULES = Zonotope.rules = Rules(Zonotope)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from advibp.display.object_summary import Summarized
 from advibp.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from advibp.data.loaders import Loader
 
 
-@dataclass(frozen=True, eq=False)
-class Split:
+@dataclass(frozen=True, eq=False, repr=False)
+class Split(Summarized):
     """Images in memory and their labels.
 
     Args:
@@ -42,6 +43,9 @@ class Split:
     def __len__(self) -> int:
         """Return the number of images."""
         return len(self.y)
+
+    def _summary(self) -> dict[str, object]:
+        return {"images": len(self), "shape": tuple(self.x.shape[1:])}
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -87,8 +91,8 @@ class Split:
         return self.x
 
 
-@dataclass(frozen=True, eq=False)
-class Data:
+@dataclass(frozen=True, eq=False, repr=False)
+class Data(Summarized):
     """A data set. Use `load`, `from_tensors` or `from_datasets` to create one.
 
     Args:
@@ -115,6 +119,14 @@ class Data:
     test: Split | Lazy
     classes: int
     class_names: tuple[str, ...] | None = None
+
+    def _summary(self) -> dict[str, object]:
+        batches = hasattr(self.train, "loader")  # the length of a Loader is its number of batches
+        sizes: dict[str, object] = {"train_batches" if batches else "train": len(self.train)}
+        sizes |= {"validation": len(self.validation), "test": len(self.test)}
+        shape = tuple(self.validation.x.shape[1:])  # in memory; `input_shape` may read a file
+        names = {"class_names": self.class_names} if self.class_names else {}
+        return {"name": self.name, **sizes, "input_shape": shape, "classes": self.classes, **names}
 
     @property
     def input_shape(self) -> tuple[int, int, int]:

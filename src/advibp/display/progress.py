@@ -1,7 +1,8 @@
-"""Shows progress over images or bytes: a bar on a terminal, otherwise a line every few seconds."""
+"""Shows progress over images or bytes: a bar on a terminal or in a notebook, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
+import html
 import time
 from collections import Counter
 from typing import Any, Self
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from advibp.display.notebook_output import NotebookOutput
 from advibp.display.terminal import Terminal
 
 #: Seconds before the first output, and between lines.
@@ -27,6 +29,7 @@ class Counting:
     def __init__(self, verb: str, console: Console | None = None) -> None:
         self.verb, self.console = verb, console or Terminal(stderr=True, highlight=False)
         self.bar = Progress(console=self.console, transient=True)
+        self.output, self.lines = NotebookOutput(), dict[float, str]()  # in a notebook
         self.tasks: dict[float, TaskID] = {}
         self.last_line = time.perf_counter()
 
@@ -36,12 +39,18 @@ class Counting:
     def __exit__(self, *_: Any) -> None:
         if self.tasks:  # a bar that never started would print an empty line
             self.bar.stop()
+        if self.lines:
+            self._show_in_notebook(now=True)
 
     def progress(self, eps: float, done: int, total: int, counts: Counter[str] | None = None) -> None:
         """Show that `done` of `total` images are decided. `counts`: number of images with each verdict."""
         so_far = "".join(f", {number} {verdict}" for verdict, number in (counts or {}).items())
         now = time.perf_counter()
-        if now - self.last_line < _PATIENCE and not self.tasks:
+        if now - self.last_line < _PATIENCE and not self.tasks and not self.lines:
+            return
+        if self.console.is_jupyter:
+            self.lines[eps] = f"{self.verb}, eps {eps:g}: {done} of {total} images{so_far}"
+            self._show_in_notebook()
             return
         if not self.console.is_terminal:
             if now - self.last_line >= _PATIENCE:
@@ -52,6 +61,9 @@ class Counting:
         if eps not in self.tasks:
             self.tasks[eps] = self.bar.add_task(f"{self.verb}, eps {eps:g}", total=total)
         self.bar.update(self.tasks[eps], completed=done, description=f"{self.verb}, eps {eps:g}{so_far}")
+
+    def _show_in_notebook(self, now: bool = False) -> None:
+        self.output.show(f"<pre>{html.escape(chr(10).join(self.lines.values()))}</pre>", now=now)
 
 
 class Fetching:
@@ -66,6 +78,7 @@ class Fetching:
         self.console = console or Terminal(stderr=True, highlight=False)
         columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
         self.bar = Progress(*columns, console=self.console, transient=True)
+        self.output = NotebookOutput()
         self.what, self.task = "", TaskID(-1)
         self.last_line = time.perf_counter()
 
@@ -78,7 +91,10 @@ class Fetching:
 
     def progress(self, what: str, done: int, total: int | None) -> None:
         """Show that `done` of `total` bytes of `what` are there."""
-        if self.console.is_terminal:
+        if self.console.is_jupyter:
+            size = "" if total is None else f": {done / 1e6:.1f} of {total / 1e6:.1f} MB"
+            self.output.show(f"<pre>{html.escape(what + size)}</pre>", now=what != self.what or done == total)
+        elif self.console.is_terminal:
             self._draw(what, done, total)
         elif total is None and what != self.what:
             self.console.print(what, markup=False, soft_wrap=True)

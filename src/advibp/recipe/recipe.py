@@ -21,6 +21,7 @@ from typing import Any
 
 import yaml
 
+from advibp.display.object_summary import Summarized
 from advibp.errors import UserError
 from advibp.methods import METHODS, WEIGHTINGS, Method, defaults_of
 from advibp.moved import renamed_attribute, renamed_keywords
@@ -47,8 +48,8 @@ def _option(default: Any, parse: Parser, description: str) -> Any:
 
 
 @renamed_keywords(**OLD_KEYS)
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Recipe(Summarized):
     """The hyperparameters of a training run. The defaults train MNIST on two CPU cores.
 
     `Recipe(...)` sets the given keys and leaves the others at the defaults below. `Recipe.load(...)` also applies the
@@ -233,6 +234,12 @@ class Recipe:
         self.timeline()  # checks that the phases fit
         if self.method in METHODS:
             self.check_method(METHODS[self.method])
+
+    def _summary(self) -> dict[str, object]:
+        """Return the main keys, and every other key that differs from its default."""
+        main = ("data", "net", "method", "eps", "epochs")
+        shown = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {key: value for key, value in shown.items() if key in main or value != getattr(Recipe, key)}
 
     @classmethod
     def load(cls, source: str | Path | None = None, own: Method | None = None, /, **changes: Any) -> Recipe:

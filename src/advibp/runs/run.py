@@ -10,13 +10,15 @@ from typing import Any
 
 from torch import nn
 
+from advibp.display.object_summary import Summarized
 from advibp.moved import RenamedKeys
 from advibp.recipe import Recipe
+from advibp.runs.run_plot import plot_history
 from advibp.storage.metric_names import OLD_NAMES
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, repr=False)
+class Run(Summarized):
     """A finished training, returned by `train` and `open_run`.
 
     Attributes:
@@ -63,3 +65,32 @@ class Run:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "history", [RenamedKeys(metrics, OLD_NAMES) for metrics in self.history])
+
+    def _summary(self) -> dict[str, object]:
+        recipe = self.recipe
+        facts: dict[str, object] = {"method": recipe.method, "data": recipe.data, "net": recipe.net, "eps": recipe.eps}
+        facts["epochs"] = self.history[-1]["epoch"] if self.history else 0
+        validation = self.summary.get("validation") or {}
+        for key in ("standard_error", "verified_error"):
+            if isinstance(validation.get(key), int | float):
+                facts[key] = f"{100 * validation[key]:.2f} %"
+        return {**facts, "path": None if self.path is None else str(self.path)}
+
+    def plot(self) -> Any:
+        """Plot losses, errors on the validation images, eps, and the shares of the weighting's branches over epochs.
+
+        A panel without numbers is left out: a method with one loss has no branches.
+
+        Returns:
+            The matplotlib Figure.
+
+        Raises:
+            UserError: matplotlib is not installed, or the run has no epochs.
+
+        Examples:
+            ```python
+            run = advibp.open_run("runs/first")
+            run.plot().savefig("training.png")
+            ```
+        """
+        return plot_history(self.history)

@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from advibp import nets
-from advibp.recipe import Recipe
 from advibp.training import Training
 from advibp.training.metrics import Step
 from advibp.training.step_cost import remaining_cost
@@ -66,13 +65,40 @@ class Silent:
         pass
 
 
-def _about_weights(recipe: Recipe) -> str:
-    """Return a sentence about the initial weights of a user's network; "" for a network of advibp."""
+def initial_note(training: Training, history: list[dict[str, Any]]) -> str:
+    """Return a sentence about where the training starts; "" for a new network of advibp.
+
+    Args:
+        training: the training.
+        history: metrics of the epochs before a resume.
+    """
+    recipe = training.recipe
+    if training.finished:
+        return "this run is already finished"
+    if history:
+        return f"continuing after epoch {history[-1]['epoch']}"
     if nets.is_known(recipe.net):
         return ""
     if recipe.init == "ibp":
         return "the network is new: its weights were initialized for IBP (to keep its weights: init=given)"
     return "the training starts from the weights of the network"
+
+
+class TimeLeft:
+    """Estimates the remaining time of a training from the cost of its steps.
+
+    Args:
+        training: the training, before its first step.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self.began, self.work_at_start = time.perf_counter(), remaining_cost(training)
+
+    def __call__(self, training: Training) -> str:
+        """Return the remaining time as text; "?" before the first step."""
+        work = remaining_cost(training)
+        done = self.work_at_start - work
+        return clock(work * (time.perf_counter() - self.began) / done) if done > 0 else "?"
 
 
 class Live:
@@ -107,15 +133,12 @@ class Live:
             self.bar.stop()
 
     def start(self, training: Training, history: list[dict[str, Any]]) -> None:
-        self.began, self.work_at_start = time.perf_counter(), remaining_cost(training)
-        if training.finished:
-            self._print("this run is already finished")
-            return
-        if not history and (note := _about_weights(training.recipe)):
-            self._print(note)
-        self._print(HEADER)
-        if history:
-            self._print(f"continuing after epoch {history[-1]['epoch']}")
+        self.time_left = TimeLeft(training)
+        lines = [note] if (note := initial_note(training, history)) else []
+        if not training.finished:
+            lines.insert(0 if history else len(lines), HEADER)
+        for line in lines:
+            self._print(line)
 
     def step(self, training: Training, step: Step) -> None:
         now = time.perf_counter()
@@ -127,19 +150,14 @@ class Live:
             description=f"epoch {training.course.at(training.steps - 1).epoch + 1}",
             total=training.steps_per_epoch,
             completed=training.course.at(training.steps - 1).step_in_epoch + 1,
-            now=f"{step.phase}  eps {step.eps:.4f}  {losses(step)}  left {self._time_left(training)}",
+            now=f"{step.phase}  eps {step.eps:.4f}  {losses(step)}  left {self.time_left(training)}",
         )
 
     def epoch(self, training: Training, metrics: dict[str, Any]) -> None:
-        self._print(epoch_line(metrics, training.course.epochs, self._time_left(training)))
+        self._print(epoch_line(metrics, training.course.epochs, self.time_left(training)))
 
     def _print(self, line: str) -> None:
         self.bar.console.print(line, highlight=False, soft_wrap=True)
-
-    def _time_left(self, training: Training) -> str:
-        work = remaining_cost(training)
-        done = self.work_at_start - work
-        return clock(work * (time.perf_counter() - self.began) / done) if done > 0 else "?"
 
 
 HEADER = (

@@ -16,19 +16,20 @@ from torch.utils.data import DataLoader, Dataset
 
 from advibp import nets
 from advibp.data import Data, Split, as_data
-from advibp.display.terminal import Terminal, printable
+from advibp.display.terminal import printable
 from advibp.errors import UserError
 from advibp.execution.memory_format import preserve_layout
 from advibp.execution.modes import preserve_modes
 from advibp.execution.seeds import mix, preserve_global_state
 from advibp.methods import METHODS, Method
 from advibp.recipe import Recipe
+from advibp.runs.notebook_display import default_display
 from advibp.runs.opening import run_once
 from advibp.runs.resuming import check_same_run, recipe_of, restore, should_resume
 from advibp.runs.run import Run
 from advibp.runs.runner import Runner
 from advibp.runs.stopping import StopRequest
-from advibp.runs.training_display import Display, Live
+from advibp.runs.training_display import Display
 from advibp.storage.run_folder import RunFolder
 from advibp.training import Training
 from advibp.verify.argument_checks import check_folder, check_net, check_path, named
@@ -124,7 +125,7 @@ def train(
         elif folder:
             folder.create(recipe.to_yaml())
             locks.enter_context(folder.lock())
-        with show or Live(Terminal(stderr=True)) as display:
+        with show or default_display() as display:
             try:
                 run = Runner(training, folder, display, stop, facts).run()
             finally:

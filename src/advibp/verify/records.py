@@ -14,6 +14,7 @@ from advibp.moved import RenamedKeys, renamed, renamed_attribute
 from advibp.storage import checkpoint
 from advibp.storage.json_lines import Fields, parse_line, to_line
 from advibp.verify.attack_options import Attack
+from advibp.verify.certificate_views import CertificateViews
 from advibp.verify.collapse import collapse_messages, guessing_message
 from advibp.verify.precision import ARITHMETICS
 from advibp.verify.verifiers import ATTACKS, VERIFIERS, cascade_position, searches
@@ -205,9 +206,14 @@ class Outcome:
 __getattr__ = renamed(__name__, {"Decided": "Outcome"})
 
 
-@dataclass(frozen=True)
-class Certificate:
+@dataclass(frozen=True, repr=False)
+class Certificate(CertificateViews):
     """The records of a certification, and errors computed from them.
+
+    A certificate is a sequence of its records: it has a length and can be iterated. With one eps, `cert[i]` is the
+    record of the i-th certified image, and `cert[:10]` is the certificate of the first ten. With several eps an image
+    has several records, so that `cert[i]` raises a UserError; write `cert.at(eps)[i]`. The position i is not always
+    the number of the image in the data set: with `sample=`, that is `cert[i].index`.
 
     Examples:
         >>> import torch, advibp
@@ -216,6 +222,8 @@ class Certificate:
         >>> certificate = advibp.certify(net, x, net(x).argmax(1), 0.001)
         >>> certificate.errors(0.001)["verified_error"]
         0.0
+        >>> len(certificate), certificate[0].verdict
+        (2, 'robust')
 
     Attributes:
         records: A record for each image and eps.
