@@ -6,18 +6,16 @@ certified on the same images, McNemar's test is applied to the images that only 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from advibp.display.terminal import printable
-from advibp.errors import UserError
 from advibp.report.naming import names_of
+from advibp.report.pairing import Certified, Paired
 from advibp.report.sections import TableSection
 from advibp.report.watching import epochs_of
-from advibp.runs.run_files import Certification, Errors, RunFiles
+from advibp.runs.run_files import RunFiles
 from advibp.verify.verifiers import cascade_position
 
 #: Runs are columns up to this number, and rows above it.
@@ -30,88 +28,6 @@ class Row(NamedTuple):
 
     name: str
     cells: list[str]
-
-
-@dataclass(frozen=True)
-class Certified:
-    """A run's errors on test images. Radii are keyed by their text, such as 0.0313725."""
-
-    run: str
-    data: str  # of the recipe
-    files: Certification | None
-
-    @cached_property
-    def eps(self) -> dict[str, float]:
-        return {f"{eps:g}": eps for eps in self.files.eps} if self.files else {}
-
-    @cached_property
-    def errors(self) -> dict[str, Errors]:
-        if self.files is None:
-            return {}
-        try:
-            return {written: self.files.errors(eps) for written, eps in self.eps.items()}
-        except (KeyError, TypeError, ValueError):
-            raise UserError(f"{self.files.path} is damaged: its summary lacks errors; certify the run again.") from None
-
-    def proved(self, eps: str) -> dict[str, bool]:
-        """Whether each image, by its fingerprint, is proved; {} if there are no records."""
-        if self.files is None or eps not in self.eps:
-            return {}
-        return {r.image: r.verdict == "robust" for r in self.files.records if r.eps == self.eps[eps]}
-
-
-@dataclass(frozen=True)
-class Paired:
-    """Counts of images that two networks prove, over the images that both were certified on."""
-
-    first: str
-    other: str
-    images: int
-    both: int  # proved by both
-    only_first: int
-    only_other: int
-
-    @classmethod
-    def of(cls, first: Certified, other: Certified, eps: str) -> Paired | None:
-        if first.files and other.files and first.files.arithmetic != other.files.arithmetic:
-            return None  # proofs in float32 and in real arithmetic are not comparable
-        ours, theirs = first.proved(eps), other.proved(eps)
-        pairs = [(ours[image], theirs[image]) for image in ours.keys() & theirs.keys()]
-        if not pairs:
-            return None
-        counts = [pairs.count(which) for which in ((True, True), (True, False), (False, True))]
-        return cls(first.run, other.run, len(pairs), *counts)
-
-    def sentence(self) -> str:
-        if self.only_first == self.only_other == 0:
-            return f"{self.first} and {self.other} prove the same {self.both} of {self.images} images."
-        return (
-            f"{self.first} proves {_images(self.only_first)} that {self.other} does not, {self.other} "
-            f"{self.only_other} that {self.first} does not, of {self.images}: "
-            f"{format_p(mcnemar(self.only_first, self.only_other))}"
-        )
-
-
-def mcnemar(one: int, other: int) -> float:
-    """Two-sided exact p-value of McNemar's test.
-
-    It is twice the lower tail of the binomial distribution with n = one + other and p = 1/2. The terms are integers:
-    C(n, i - 1) = C(n, i) i / (n - i + 1).
-
-    Args:
-        one: Number of images that only the first network proves.
-        other: Number of images that only the second network proves.
-    """
-    n, k = one + other, min(one, other)
-    term = tail = math.comb(n, k)
-    for i in range(k, 0, -1):
-        term = term * i // (n - i + 1)
-        tail += term
-    return min(1.0, 2 * tail / 2**n)
-
-
-def format_p(p: float) -> str:
-    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
 
 
 @dataclass
@@ -323,7 +239,3 @@ def _hardware(run: RunFiles) -> str:
         f"{stored.get('processor') or stored.get('machine') or '?'}, {threads} thread{'s' * (threads != 1)}, "
         f"torch {stored.get('torch', '?')}"
     )
-
-
-def _images(count: int) -> str:
-    return f"{count} image{'s' * (count != 1)}"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from numbers import Real
 from statistics import median
 from typing import Any
 
+from advibp.report.samples import Samples
+from advibp.report.statistics import wilson
 from advibp.runs.run_files import Certification, Errors, RunFiles
+from advibp.verify.collapse import unproved_message
 from advibp.verify.radius import Radius, curve
 from advibp.verify.records import Certificate, Record
 from advibp.verify.verifiers import cascade_position
@@ -22,7 +26,7 @@ METRICS = (
 _BARS = 60  # upper limit for the bins of a histogram
 
 
-def run_facts(run: RunFiles, name: str) -> dict[str, Any]:
+def run_facts(run: RunFiles, name: str, class_names: Sequence[str] = ()) -> dict[str, Any]:
     """Name, recipe, training metrics and commands of a run."""
     summary = run.summary or {}
     return {
@@ -31,7 +35,7 @@ def run_facts(run: RunFiles, name: str) -> dict[str, Any]:
         "finished": run.summary is not None,
         "eps": None if (eps := finite(run.recipe.get("eps"))) is None else round_eps(eps),
         "facts": _training_facts(run),
-        "warnings": run.warnings,
+        "warnings": run.warnings_with(class_names or None),
         "commands": _commands(run),
         "hardware": hardware(summary) or next(filter(None, (hardware(c.summary) for c in run.certified.values())), ""),
         "history": _history(run.history),
@@ -108,33 +112,81 @@ def _value(value: Any) -> str:
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
-def certified_facts(certified: Certification) -> dict[str, Any]:
-    """Errors, verdicts and radii of a certified network."""
+def certified_facts(
+    certified: Certification, samples: Samples | None = None, class_names: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Errors, verdicts and radii of a certified network.
+
+    Args:
+        certified: The certification.
+        samples: Where the sets of images are numbered.
+        class_names: Names of the classes, if they are known.
+    """
+    samples = Samples() if samples is None else samples
     asked = {name for r in certified.radii for name in r.provers.split()}
+    curve_of = _curve(certified.radii)
     return {
         "attack": certified.attack,
         "arithmetic": certified.arithmetic,
-        "at": [at_eps(certified, eps) for eps in certified.eps],
-        "curve": _curve(certified.radii),
+        "at": [
+            {**at_eps(certified, eps, class_names), "sample": samples.of_records(certified, eps)}
+            for eps in certified.eps
+        ],
+        "curve": curve_of and {**curve_of, "sample": samples.of_radii(certified)},
         "radii": [[short(r.proved), short(r.broken)] for r in certified.radii if r.prediction == r.label],
         "radiiOf": len(certified.radii),
         "radiiBy": " ".join(sorted(asked, key=cascade_position)),
+        "confusion": confusion(certified.records),
     }
 
 
-def at_eps(certified: Certification, eps: float) -> dict[str, Any]:
+def at_eps(certified: Certification, eps: float, class_names: Sequence[str] = ()) -> dict[str, Any]:
     """Errors, counts and outcomes at one eps, for all images and for each class."""
     errors = certified.errors(eps)
+    records = [r for r in certified.records if r.eps == eps]
+    proved = [r.label for r in records if r.verdict == "robust"]
+    message = unproved_message([r.label for r in records], proved, eps, class_names or None)
     return {
         "eps": round_eps(eps),
-        "images": errors.images,
-        "standard": errors.standard,
-        "attack": errors.attack,
-        "verified": list(errors.verified.items()),
         "counts": certified.counts(eps) or _counts(errors),
         "flow": [asdict(outcome) for outcome in certified.outcomes(eps)],
-        "classes": _by_class([r for r in certified.records if r.eps == eps], eps),
+        "classes": _by_class(records, eps),
+        "warnings": [message] if message else [],
+        "onRadii": _on_radii(records, certified.radii),
+        **_with_intervals(errors.images, errors.standard, errors.attack, errors.verified),
     }
+
+
+def _with_intervals(images: int, standard: float, attack: float, verified: Mapping[str, float]) -> dict[str, Any]:
+    """Errors in percent, with the ends of their confidence intervals."""
+    return {
+        "images": images,
+        "standard": standard,
+        "attack": attack,
+        "verified": [[name, error, *interval(error, images)] for name, error in verified.items()],
+        "intervals": {"standard": interval(standard, images), "attack": interval(attack, images)},
+    }
+
+
+def interval(percent: float, images: int) -> list[float]:
+    """Wilson's interval of an error, all in percent."""
+    return [round(100 * end, 6) for end in wilson(round(percent * images / 100), images)]
+
+
+def _on_radii(records: Sequence[Record], radii: Sequence[Radius]) -> dict[str, Any] | None:
+    """Accuracies on the images whose radii were measured; None unless all of them have records."""
+    known, wanted = {(r.index, r.image): r for r in records}, {(r.index, r.image) for r in radii}
+    if not wanted or not wanted <= known.keys():
+        return None
+    errors = Certificate([known[which] for which in sorted(wanted)]).errors(records[0].eps)
+    proved = 100 - 100 * errors["verified_error"]
+    return {"proved": proved, "interval": interval(proved, len(wanted)), "images": len(wanted)}
+
+
+def confusion(records: Sequence[Record]) -> list[list[int]]:
+    """Label, predicted class of the unchanged image, and number of images, for each pair that occurs."""
+    pairs = Counter((r.label, r.prediction) for r in {r.index: r for r in records}.values())
+    return [[label, prediction, count] for (label, prediction), count in sorted(pairs.items())]
 
 
 def _counts(errors: Errors) -> dict[str, int]:
@@ -149,26 +201,24 @@ def _by_class(records: list[Record], eps: float) -> list[dict[str, Any]]:
     for label in sorted({r.label for r in records}):
         of_class = Certificate([r for r in records if r.label == label])
         errors = of_class.errors(eps)
+        shares = [100 * errors[name] for name in ("standard_error", "attack_error", "verified_error")]
         rows.append(
-            {
-                "label": label,
-                "images": len(of_class.records),
-                "standard": 100 * errors["standard_error"],
-                "attack": 100 * errors["attack_error"],
-                "verified": [["all", 100 * errors["verified_error"]]],
-            }
+            {"label": label, **_with_intervals(len(of_class.records), shares[0], shares[1], {"all": shares[2]})}
         )
     return rows
 
 
-def _curve(radii: list[Radius]) -> dict[str, list[float]] | None:
+def _curve(radii: list[Radius]) -> dict[str, Any] | None:
     """Certified accuracy over eps, up to the largest radius."""
     if not radii:
         return None
     top = min(1.0, 1.05 * max([r.broken or 0 for r in radii] + [r.proved for r in radii]) + 1e-3)
     points = curve(radii, [top * k / 120 for k in range(121)])
     eps, proved, unbroken = zip(*points, strict=True)
+    intervals = [wilson(round(share * len(radii)), len(radii)) for share in proved]
     return {
+        "low": [round(100 * low, 3) for low, _ in intervals],
+        "high": [round(100 * high, 3) for _, high in intervals],
         "eps": [round(e, 5) for e in eps],
         "proved": [round(100 * share, 3) for share in proved],
         "unbroken": [round(100 * share, 3) for share in unbroken],

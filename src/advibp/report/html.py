@@ -1,7 +1,8 @@
 """Writes a self-contained page: data, scripts and styles are inside, and it makes no requests.
 
-The data is one block of JSON. The page's scripts first build text and tables, and then figures, after plotly.js, which
-is included in compressed form, is unpacked. The content security policy allows only these scripts.
+The data is one block of JSON. The page's scripts first build text and tables, then unpack the records of all images,
+and then draw figures, after plotly.js is unpacked. Records and plotly.js are compressed. The content security policy
+allows only these scripts.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import gzip
 import hashlib
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from importlib import resources
@@ -22,14 +23,28 @@ from plotly.offline import get_plotlyjs
 
 from advibp.report import facts
 from advibp.report.naming import names_of
+from advibp.report.pairing import pair_facts
+from advibp.report.record_columns import record_columns
+from advibp.report.samples import Samples
 from advibp.report.sections import Section, TableSection
-from advibp.report.shown_images import Source, show
+from advibp.report.shown_images import Count, Missing, Source, collect
 from advibp.runs.run_files import RunFiles
 from advibp.storage import checkpoint
+from advibp.verify.records import VERDICTS
 from advibp.verify.verifiers import ATTACKS, labels_of_checks
 from advibp.version import __version__
 
-_SCRIPTS = ("base.js", "tables.js", "figures.js", "pictures.js", "page.js")
+_SCRIPTS = (
+    "base.js",
+    "tables.js",
+    "figures.js",
+    "accuracy.js",
+    "confusion.js",
+    "pairs.js",
+    "pictures.js",
+    "browse.js",
+    "page.js",
+)
 
 
 def write_page(
@@ -38,7 +53,8 @@ def write_page(
     *,
     sections: Sequence[Section] = (),
     title: str = "",
-    images: Sequence[Source | str] = (),
+    images: Sequence[Source | Missing | str] = (),
+    count: Count = "auto",
 ) -> None:
     """Write a page about some runs, which may be none.
 
@@ -53,34 +69,46 @@ def write_page(
         sections: Tables and charts to show before the runs.
         title: Title of the page. Default: the names of the runs.
         images: For each run the source of its test images, or a sentence that explains why there is none.
+        count: Number of images in the page, the most interesting first: a number, "all", or "auto", which means as many
+            as fit into 6 MB (all 10,000 test images of MNIST take 2.4 MB). Default: "auto".
     """
-    data = page_data(runs, sections, title, images)
-    checkpoint.write_atomically(Path(path), render(data))
+    data, records = page_data(runs, sections, title, images, count)
+    checkpoint.write_atomically(Path(path), render(data, records))
 
 
 def page_data(
-    runs: Sequence[RunFiles], sections: Sequence[Section], title: str, images: Sequence[Source | str]
-) -> dict[str, Any]:
-    """The data of the page."""
+    runs: Sequence[RunFiles],
+    sections: Sequence[Section],
+    title: str,
+    images: Sequence[Source | Missing | str],
+    count: Count = "auto",
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The data of the page, and the records of each entry, which the page unpacks later."""
+    pictures, samples = collect(runs, images, count), Samples()
+    class_names = [*pictures.names, *([] for _ in runs[len(pictures.names) :])]
     entries = [
-        {"run": k, "stage": stage, **facts.certified_facts(certified)}
+        {"run": k, "stage": stage, **facts.certified_facts(certified, samples, class_names[k])}
         for k, run in enumerate(runs)
         for stage, certified in run.certified.items()
     ]
     facts.histograms(entries)
     names = names_of(runs)
     eps = sorted({at["eps"] for entry in entries for at in entry["at"]})
-    return {
+    data = {
         "title": title or (" · ".join(names) if len(runs) <= 4 else f"{len(runs)} runs") or "advibp",
         "version": __version__,
         "checks": _checks(),
+        "verdicts": VERDICTS,
         "eps": [{"eps": e, "text": facts.format_eps(e)} for e in eps],
-        "runs": [facts.run_facts(run, name) for run, name in zip(runs, names, strict=True)],
+        "runs": [facts.run_facts(*each) for each in zip(runs, names, class_names, strict=True)],
         "recipes": facts.recipes(runs),
         "entries": entries,
-        "images": show(runs, images),
+        "samples": samples.descriptions,
+        "pairs": pair_facts(runs, names),
+        "images": pictures.facts(),
         "sections": [_section(section) for section in sections],
     }
+    return data, record_columns(runs, pictures)
 
 
 def _checks() -> list[dict[str, str]]:
@@ -96,8 +124,8 @@ def _section(section: Section) -> dict[str, Any]:
     return {"shows": "table" if isinstance(section, TableSection) else "chart", **asdict(section)}
 
 
-def render(data: dict[str, Any]) -> str:
-    """Fill the data, the scripts and the styles into the template."""
+def render(data: dict[str, Any], records: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Fill the data, the records, the scripts and the styles into the template."""
     script = "\n".join(_page_file(name) for name in _SCRIPTS)
     plotly, packed = _plotly()
     parts = {
@@ -106,6 +134,7 @@ def render(data: dict[str, Any]) -> str:
         "title": html.escape(str(data["title"])),
         "style": _page_file("style.css"),
         "data": to_json(data),
+        "records": _packed(to_json(records)),
         "plotly": packed,
         "script": script,
     }
@@ -138,7 +167,12 @@ def _page_file(name: str) -> str:
 def _plotly() -> tuple[str, str]:
     """The source of plotly.js, and the same compressed, in base64."""
     source = get_plotlyjs()
-    return source, base64.b64encode(gzip.compress(source.encode(), 9, mtime=0)).decode()
+    return source, _packed(source)
+
+
+def _packed(text: str) -> str:
+    """Compress a text, as base64."""
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
 def _hash(script: str) -> str:

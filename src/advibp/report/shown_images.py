@@ -1,30 +1,40 @@
-"""Selects the test images that the page shows, and converts them to small PNGs inside the page."""
+"""Pictures of the test images and of the adversarial examples, which the page draws.
+
+Pictures of one size are cells of sheets, which are PNGs inside the page. The page decodes a sheet when it draws one of
+its pictures. A change is stored instead of the adversarial example itself, because it is small: 8 bits for [-eps, eps].
+"""
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from advibp.errors import UserError
-from advibp.report.facts import round_eps
 from advibp.runs.run_files import Certification, RunFiles
 from advibp.storage import checkpoint
 from advibp.verify.certification import fingerprints
 from advibp.verify.records import Record
 
-_COUNTS = (12, 8, 4, 2, 1)  # images of a kind, run and eps: the first number for which all fit
-_ROOM = 1_500_000  # characters for all images of a page
-_LARGEST = 96  # pixels; larger images are shrunk
+T = TypeVar("T")
 
-_DARKER, _BRIGHTER = (213, 94, 0), (0, 114, 178)
+#: How many images the page contains: a number, all of them, or as many as fit into `ROOM`.
+Count = int | Literal["auto", "all"]
+
+ROOM = 6_000_000  # characters for the images of a page: all 10,000 test images of MNIST take 2.4 million
+ROOM_FOR_CHANGES = 2_000_000  # characters for the adversarial examples
+_LARGEST = 96  # pixels; larger images are shrunk
+_COLUMNS = 16  # pictures in a row and in a column of a sheet
+_CHUNK = _COLUMNS**2
 
 
 class Batches(Protocol):
@@ -45,114 +55,239 @@ class Source:
     model: str = ""  # its fingerprint, as in the records
 
 
+@dataclass(frozen=True)
+class Missing:
+    """A run whose images are not shown, but whose classes may have names."""
+
+    why: str
+    class_names: Sequence[str] = ()
+
+
+class Place(NamedTuple):
+    """The position of a record."""
+
+    run: int
+    stage: int | None
+    eps: float
+    image: int
+
+
 @dataclass
-class Sheet:
-    """All images of a page, each stored once."""
+class Sheets:
+    """Pictures, numbered from 0, as cells of PNGs."""
 
-    most: int
-    uris: dict[str, int] = field(default_factory=dict)
+    sheets: list[dict[str, Any]] = field(default_factory=list)
+    numbers: int = 0
+    letters: int = 0
 
-    def add(self, picture: Image.Image) -> int:
-        """Add an image and return its number."""
-        file = io.BytesIO()
-        picture.save(file, "PNG", optimize=True)
-        uri = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-        return self.uris.setdefault(uri, len(self.uris))
+    def add(self, pictures: Sequence[Image.Image]) -> list[int]:
+        """Add up to `_CHUNK` pictures, and return their numbers."""
+        kinds: dict[tuple[Any, ...], list[int]] = {}
+        for k, picture in enumerate(pictures):
+            kinds.setdefault((picture.mode, *picture.size), []).append(k)
+        numbers = [0] * len(pictures)
+        for (mode, width, height), positions in kinds.items():
+            columns = min(_COLUMNS, len(positions))
+            sheet = Image.new(mode, (columns * width, -(-len(positions) // columns) * height))
+            for cell, k in enumerate(positions):
+                sheet.paste(pictures[k], (cell % columns * width, cell // columns * height))
+                numbers[k] = self.numbers + cell
+            shape = {"first": self.numbers, "count": len(positions), "width": width, "height": height}
+            uri = _uri(sheet)
+            self.sheets.append({**shape, "columns": columns, "gray": mode == "L", "uri": uri})
+            self.numbers += len(positions)
+            self.letters += len(uri)
+        return numbers
+
+
+@dataclass
+class Pictures:
+    """All pictures of a page.
+
+    Attributes:
+        names: Names of the classes, for each run.
+        missing: Why the images of a run are not shown: its number and a sentence.
+        images: Sheets of the test images.
+        numbers: Number of the picture of each image, by fingerprint.
+        total: Number of different images in the records of the runs that have a source.
+        changes: Sheets of the changes of adversarial examples.
+        broken: By place: the number of a change, and the class that the network predicts, if it is available.
+    """
+
+    names: list[list[str]] = field(default_factory=list)
+    missing: list[dict[str, Any]] = field(default_factory=list)
+    images: Sheets = field(default_factory=Sheets)
+    numbers: dict[str, int] = field(default_factory=dict)
+    total: int = 0
+    changes: Sheets = field(default_factory=Sheets)
+    broken: dict[Place, tuple[int, int | None]] = field(default_factory=dict)
+
+    def facts(self) -> dict[str, Any]:
+        """The pictures as plain data for the page."""
+        return {
+            "names": self.names,
+            "missing": self.missing,
+            "sheets": self.images.sheets,
+            "changes": self.changes.sheets,
+            "shown": len(self.numbers),
+            "total": self.total,
+        }
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A record whose image may be shown."""
+
+    run: int
+    stage: int | None
+    record: Record
+    source: Source
+    folder: Path
 
     @property
-    def letters(self) -> int:
-        return sum(map(len, self.uris))
+    def place(self) -> Place:
+        return Place(self.run, self.stage, self.record.eps, self.record.index)
 
 
-def show(runs: Sequence[RunFiles], sources: Sequence[Source | str]) -> dict[str, Any]:
-    """Images as data URIs, their selection for each run and eps, class names, and reasons for missing images."""
-    for most in _COUNTS:
-        sheet = Sheet(most)
-        shown, missing, names = [], [], []
-        for number, (run, source) in enumerate(zip(runs, sources, strict=False)):
-            names.append([] if isinstance(source, str) else list(source.class_names))
-            if isinstance(source, str):
-                missing += [{"run": number, "why": source}] if source else []
-                continue
-            for stage, certified in run.certified.items():
-                for eps in certified.eps if certified.records else ():
-                    position = {"run": number, "stage": stage, "eps": round_eps(eps)}
-                    try:
-                        shown.append({**position, **_at(certified, eps, source, sheet)})
-                    except UserError as error:
-                        missing.append({"run": number, "why": str(error)})
-                        break
-        if sheet.letters <= _ROOM or most == _COUNTS[-1]:
+def collect(runs: Sequence[RunFiles], sources: Sequence[Source | Missing | str], count: Count = "auto") -> Pictures:
+    """Collect the pictures of a page, the most interesting images first.
+
+    Args:
+        runs: The runs.
+        sources: For each run the source of its images, or why there is none; "" if there is nothing to show.
+        count: Number of images.
+    """
+    pictures, lists = Pictures(), []
+    for number, (run, source) in enumerate(zip(runs, sources, strict=False)):
+        source = Missing(source) if isinstance(source, str) else source
+        pictures.names.append([str(name) for name in source.class_names])
+        if isinstance(source, Missing):
+            pictures.missing += [{"run": number, "why": source.why}] if source.why else []
+            continue
+        lists += [
+            [_Wanted(number, stage, record, source, certified.path) for record in interesting_first(certified)]
+            for stage, certified in run.certified.items()
+            if certified.records
+        ]
+    wanted = list(_interleave(lists))
+    pictures.total = len({one.record.image for one in wanted})
+    if count != 0:
+        _add_images(pictures, wanted, count)
+        _add_changes(pictures, [one for one in wanted if one.record.image in pictures.numbers], count)
+    return pictures
+
+
+def interesting_first(certified: Certification) -> list[Record]:
+    """The records in turn: broken, undecided, misclassified, and proved images, those with small margins first."""
+    margins = {id(r): abs(r.lower_margin) if r.lower_margin is not None else float("inf") for r in certified.records}
+    lists = []
+    for eps in certified.eps:
+        records = sorted((r for r in certified.records if r.eps == eps), key=lambda r: margins[id(r)])
+        for verdicts in (("falsified",), ("unknown", "timeout"), ("misclassified", "error"), ("robust",)):
+            lists.append([r for r in records if r.verdict in verdicts])
+    return list(_interleave(lists))
+
+
+def _interleave(lists: Iterable[Sequence[T]]) -> Iterator[T]:
+    """The first of each list, then the second of each, and so on."""
+    nothing = object()
+    items = chain.from_iterable(zip_longest(*lists, fillvalue=nothing))
+    return (item for item in items if item is not nothing)  # type: ignore[misc]
+
+
+def _add_images(pictures: Pictures, wanted: Sequence[_Wanted], count: Count) -> None:
+    first = {one.record.image: one for one in reversed(wanted)}  # by fingerprint: the most interesting record
+    queue = [one for one in wanted if first[one.record.image] is one]
+    queue = queue[:count] if isinstance(count, int) else queue
+    refused: set[int] = set()
+    for start in range(0, len(queue), _CHUNK):
+        chunk = [one for one in queue[start : start + _CHUNK] if one.run not in refused]
+        read = []
+        for run in dict.fromkeys(one.run for one in chunk):
+            records = [one for one in chunk if one.run == run]
+            try:
+                read += _read(records)
+            except UserError as error:
+                refused.add(run)
+                pictures.missing.append({"run": run, "why": str(error)})
+        numbers = pictures.images.add([to_picture(x) for _, x in read])
+        if count == "auto" and pictures.images.letters > ROOM:
+            pictures.images.sheets = [s for s in pictures.images.sheets if s["first"] < min(numbers)]
             break
-    return {"pictures": list(sheet.uris), "shown": shown, "missing": missing, "names": names}
+        pictures.numbers |= {one.record.image: number for (one, _), number in zip(read, numbers, strict=True)}
 
 
-def _at(certified: Certification, eps: float, source: Source, sheet: Sheet) -> dict[str, Any]:
-    """Proved images with the smallest margins, some broken ones, and undecided ones with the largest margins."""
-    records = [r for r in certified.records if r.eps == eps]
-    proved = [r for r in records if r.verdict == "robust" and r.lower_margin is not None]
-    proved.sort(key=lambda r: r.lower_margin or 0.0)
-    broken = [r for r in records if r.verdict == "falsified"]
-    left = [r for r in records if r.verdict in ("unknown", "timeout")]
-    left.sort(key=lambda r: -r.lower_margin if r.lower_margin is not None else float("inf"))
-    return {
-        "proved": [_clean(r, x, sheet) for r, x in _read(proved[: sheet.most], source)],
-        "broken": _broken(_read(broken[: sheet.most], source), certified.path, source, sheet),
-        "open": [_clean(r, x, sheet) for r, x in _read(left[: sheet.most], source)],
-    }
-
-
-def _read(records: list[Record], source: Source) -> list[tuple[Record, Tensor]]:
-    """Read the images (C, H, W) of records, and check that they are those that were certified."""
-    if not records:
-        return []
-    rows = [r.index for r in records]
-    if not 0 <= min(rows) <= max(rows) < len(source.test):
-        raise UserError(f"Image {max(rows)} was certified, but the run's data has only {len(source.test)} test images.")
-    x, y = source.test.batch(torch.tensor(rows))
-    if [r.image for r in records] != fingerprints(x, y):
+def _read(wanted: Sequence[_Wanted]) -> list[tuple[_Wanted, Tensor]]:
+    """Read the images (C, H, W) of one run, and check that they are those that were certified."""
+    test, rows = wanted[0].source.test, [one.record.index for one in wanted]
+    if max(rows) >= len(test):
+        raise UserError(f"Image {max(rows)} was certified, but the run's data has only {len(test)} test images.")
+    x, y = test.batch(torch.tensor(rows))
+    if [one.record.image for one in wanted] != fingerprints(x, y):
         raise UserError("The images that were certified are not those of the run's data.")
-    return list(zip(records, x, strict=True))
+    return list(zip(wanted, x, strict=True)) if x.ndim == 4 else []  # only images have pictures
 
 
-def _clean(record: Record, x: Tensor, sheet: Sheet) -> dict[str, Any]:
-    return {
-        "index": record.index,
-        "label": record.label,
-        "verdict": record.verdict,
-        "by": record.by,
-        "margin": record.lower_margin,
-        "clean": sheet.add(_picture(x)),
-    }
+def _add_changes(pictures: Pictures, wanted: Sequence[_Wanted], count: Count) -> None:
+    queue = [one for one in wanted if one.record.counterexample and one.record.verdict == "falsified"]
+    load = lru_cache(maxsize=64)(_counterexamples)
+    for start in range(0, len(queue), _CHUNK):
+        chunk, found = queue[start : start + _CHUNK], []
+        for run in dict.fromkeys(one.run for one in chunk):
+            for one, x in _read([one for one in chunk if one.run == run]):
+                x_adv = _counterexample(one, load)
+                if x_adv is not None and x_adv.shape == x.shape:
+                    found.append((one, x, x_adv))
+        numbers = pictures.changes.add([to_change(x_adv - x, one.record.eps) for one, x, x_adv in found])
+        if count == "auto" and pictures.changes.letters > ROOM_FOR_CHANGES:
+            pictures.changes.sheets = [s for s in pictures.changes.sheets if s["first"] < min(numbers)]
+            break
+        now = _predictions([(one, x_adv) for one, _, x_adv in found])
+        for (one, _, _), number, prediction in zip(found, numbers, now, strict=True):
+            pictures.broken[one.place] = number, prediction
 
 
-def _broken(read: list[tuple[Record, Tensor]], folder: Path, source: Source, sheet: Sheet) -> list[dict[str, Any]]:
-    shown = []
-    for record, x in read:
-        entry = _clean(record, x, sheet)
-        x_adv = _counterexample(folder, record)
-        if x_adv is not None and x_adv.shape == x.shape:
-            entry |= {"adversarial": sheet.add(_picture(x_adv)), "change": sheet.add(_change(x_adv - x, record.eps))}
-            if source.predict and source.model == record.model:
-                entry["now"] = int(source.predict(x_adv[None])[0])
-        shown.append(entry)
-    return shown
+def _predictions(found: Sequence[tuple[_Wanted, Tensor]]) -> list[int | None]:
+    """The classes of adversarial examples; None where the network is not the certified one."""
+    classes: list[int | None] = [None] * len(found)
+    positions: dict[int, list[int]] = {}
+    for k, (one, _) in enumerate(found):
+        if one.source.predict and one.source.model == one.record.model:
+            positions.setdefault(one.run, []).append(k)
+    for rows in positions.values():
+        predict = found[rows[0]][0].source.predict
+        assert predict is not None
+        predicted = predict(torch.stack([found[k][1] for k in rows])).tolist()
+        for k, label in zip(rows, predicted, strict=True):
+            classes[k] = int(label)
+    return classes
 
 
-def _counterexample(folder: Path, record: Record) -> Tensor | None:
-    """The counterexample (C, H, W); None if it is missing or damaged."""
-    name, _, row = (record.counterexample or "").partition("#")
-    file = (folder / name).resolve()
-    if not name or not row.isdecimal() or not file.is_relative_to(folder.resolve()):
-        return None
+def _counterexamples(file: Path) -> Tensor | None:
+    """The counterexamples (N, C, H, W) of a file; None if it is missing or damaged."""
     try:
-        kept = checkpoint.load(file)[0].get("x_adv")
+        return checkpoint.load(file)[0].get("x_adv")
     except UserError:
         return None
-    return kept[int(row)] if kept is not None and int(row) < len(kept) else None
 
 
-def _picture(x: Tensor) -> Image.Image:
+def _counterexample(one: _Wanted, load: Callable[[Path], Tensor | None]) -> Tensor | None:
+    """The counterexample (C, H, W) of a record; None if it is missing or damaged."""
+    name, _, row = (one.record.counterexample or "").partition("#")
+    file = (one.folder / name).resolve()
+    if not name or not row.isdecimal() or not file.is_relative_to(one.folder.resolve()):
+        return None
+    stored = load(file)
+    return stored[int(row)] if stored is not None and int(row) < len(stored) else None
+
+
+def _uri(picture: Image.Image) -> str:
+    file = io.BytesIO()
+    picture.save(file, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def to_picture(x: Tensor) -> Image.Image:
     """Convert (C, H, W) in [0, 1]. Images that are neither gray nor RGB are shown as the mean of their channels."""
     x = x if len(x) in (1, 3) else x.mean(0, keepdim=True)
     pixels = (x.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0)
@@ -161,14 +296,6 @@ def _picture(x: Tensor) -> Image.Image:
     return picture
 
 
-def _change(delta: Tensor, eps: float) -> Image.Image:
-    """The change (C, H, W), scaled so that eps is the largest visible value.
-
-    Gray images: blue means brighter, orange darker, white unchanged. Color images: mid-gray means unchanged.
-    """
-    share = (delta / eps).clamp(-1, 1)
-    if len(share) == 3:
-        return _picture((share + 1) / 2)
-    share = share.mean(0)
-    towards = torch.where(share[..., None] > 0, torch.tensor(_BRIGHTER), torch.tensor(_DARKER)) / 255
-    return _picture((1 - share.abs()[..., None] * (1 - towards)).permute(2, 0, 1))
+def to_change(delta: Tensor, eps: float) -> Image.Image:
+    """Convert a change (C, H, W): 128 is no change, 255 is eps and 1 is -eps."""
+    return to_picture((delta / eps).clamp(-1, 1) * (127 / 255) + 128 / 255)

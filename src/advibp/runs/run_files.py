@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -157,7 +157,11 @@ class RunFiles:
     @property
     def warnings(self) -> list[str]:
         """Sentences about a collapsed network, from the training and from the records of the final network."""
-        certified = self.last.certificate.warnings() if self.last and self.last.records else []
+        return self.warnings_with()
+
+    def warnings_with(self, names: Sequence[str] | None = None) -> list[str]:
+        """Return the warnings, with names of the classes if they are given."""
+        certified = self.last.certificate.warnings(names) if self.last and self.last.records else []
         return [*stored_warnings(self.summary or {}), *certified]
 
     @property

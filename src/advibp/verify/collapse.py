@@ -49,10 +49,9 @@ def collapse_messages(
     if not never:
         return []
     images = sum(expected[k] for k in never)
-    which = " and ".join(_class(k, names) for k in never) if len(never) < 4 else f"{len(never)} of the classes"
     return [
-        f"The network never predicts {which}, the label of {images:,} of the {len(labels):,} images. It has partly "
-        "collapsed; train it for more epochs, with a longer ramp, or with a smaller eps."
+        f"The network never predicts {_classes(never, names)}, the label of {images:,} of the {len(labels):,} images. "
+        "It has partly collapsed; train it for more epochs, with a longer ramp, or with a smaller eps."
     ]
 
 
@@ -77,5 +76,34 @@ def guessing_message(labels: Sequence[int], right: int, what: str, names: Sequen
     )
 
 
+def unproved_message(
+    labels: Sequence[int], proved: Sequence[int], eps: float, names: Sequence[str] | None = None
+) -> str:
+    """Return a sentence if no image of a class is proved although images of other classes are; "" otherwise.
+
+    Args:
+        labels: classes of the images.
+        proved: classes of the images that are proved.
+        eps: the radius of the proofs.
+        names: names of the classes. Default: their numbers.
+    """
+    expected = Counter(labels)
+    unproved = sorted(k for k, images in expected.items() if images >= FEWEST_OF_A_CLASS and k not in set(proved))
+    if not unproved or not proved:
+        return ""
+    images = sum(expected[k] for k in unproved)
+    return (
+        f"No image of {_classes(unproved, names)} is proved at eps {eps:g}: the certified accuracy of "
+        f"{'this class' if len(unproved) == 1 else 'these classes'} is 0 % ({images:,} images)."
+    )
+
+
+def _classes(classes: Sequence[int], names: Sequence[str] | None) -> str:
+    """A list of up to three classes, or their number."""
+    if len(classes) > 3:
+        return f"{len(classes)} of the classes"
+    return " and ".join(_class(k, names) for k in classes)
+
+
 def _class(k: int, names: Sequence[str] | None) -> str:
-    return f"class {k}" if names is None else f"class {k} ({names[k]})"
+    return f"class {k} ({names[k]})" if names is not None and k < len(names) else f"class {k}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -261,17 +261,22 @@ class Certificate(CertificateViews):
         }
         return RenamedKeys(errors, {"pgd_error": "attack_error"})
 
-    def warnings(self) -> list[str]:
-        """Sentences about a collapsed network, whose certificates mean nothing; [] if there are none."""
+    def warnings(self, names: Sequence[str] | None = None) -> list[str]:
+        """Sentences about a collapsed network, whose certificates mean nothing; [] if there are none.
+
+        Args:
+            names: Names of the classes. Default: their numbers.
+        """
         if not self.records:
             return []
         radii = self.eps
         first = [r for r in self.records if r.eps == radii[0]]
         labels = [r.label for r in first]
-        messages = collapse_messages(labels, [r.prediction for r in first])
+        messages = collapse_messages(labels, [r.prediction for r in first], names)
         for eps in radii:
             labels = [r.label for r in self.records if r.eps == eps]
-            message = guessing_message(labels, self.counts(eps)["robust"], f"certified accuracy at eps {eps:g}")
+            what = f"certified accuracy at eps {eps:g}"
+            message = guessing_message(labels, self.counts(eps)["robust"], what, names)
             messages += [message] if message else []
         return messages
 

@@ -4,6 +4,9 @@
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 
+// The records of each entry as columns. They are unpacked after the text is shown; null until then.
+let RECORDS = null;
+
 // The reader's choices: position in DATA.eps, which runs are shown, whether the gap figure is scaled to the chosen eps.
 const chosen = { eps: firstEps(), runs: DATA.runs.map(() => true), zoom: false };
 
@@ -39,9 +42,27 @@ function el(tag, attributes = {}, ...children) {
   return node;
 }
 
+// Text that was compressed by Python.
+async function unpack(id) {
+  if (!window.DecompressionStream) {
+    throw new Error("This browser can't unpack the figures and records (it has no DecompressionStream); open the page in a newer one.");
+  }
+  const packed = Uint8Array.from(atob(document.getElementById(id).textContent), (letter) => letter.charCodeAt(0));
+  return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
+
 const percent = (value, digits = 2) => (value == null ? "–" : `${value.toFixed(digits)} %`);
+// An error or accuracy with its confidence interval below it.
+const between = (low, high) => `${low.toFixed(2)} – ${high.toFixed(2)}`;
+const withInterval = (value, interval) => value == null ? "–"
+  : [percent(value), interval && el("small", { class: "interval" }, between(...interval))];
 const whole = (value) => value.toLocaleString("en");
 const significant = (value) => (value === 0 ? "0" : Number(value.toPrecision(3)).toString());
+// A proved radius or margin, rounded down so that the statement stays true.
+function roundedDown(value) {
+  const unit = 10 ** (Math.floor(Math.log10(Math.abs(value) || 1)) - 2);
+  return `${Number((Math.floor(value / unit + 1e-9) * unit).toPrecision(3))}`;
+}
 function seconds(value) {
   if (value < 1e-3) return `${significant(value * 1e6)} µs`;
   return value < 1 ? `${significant(value * 1e3)} ms` : `${significant(value)} s`;
@@ -63,13 +84,17 @@ const entryName = (entry) => DATA.runs[entry.run].name + (entry.stage == null ? 
 const shownEntries = () => DATA.entries.filter((entry) => chosen.runs[entry.run]);
 const atChosen = (entry) => entry.at.find((at) => at.eps === DATA.eps[chosen.eps]?.eps);
 const best = (at) => at.verified.length ? Math.min(...at.verified.map(([, error]) => error)) : null;
+// The smallest verified error as a certified accuracy: the accuracy and its interval.
+function accuracy(at) {
+  const found = at.verified.find(([, error]) => error === best(at));
+  return found ? { value: 100 - found[1], interval: [100 - found[3], 100 - found[2]] } : null;
+}
 // Share of images that are neither proved nor broken. (A search may break images that the attack did not.)
 const gap = (at) => 100 * ((at.counts.unknown ?? 0) + (at.counts.timeout ?? 0)) / at.images;
 const epsText = () => DATA.eps[chosen.eps].text;
-function className(run, label) {
-  const name = DATA.images.names[run]?.[label];
-  return name == null ? `${label}` : name;
-}
+const className = (run, label) => DATA.images.names[run]?.[label] ?? `${label}`;
+// The name and the number of a class, where the name is not the number.
+const fullClass = (run, label) => className(run, label) === `${label}` ? `${label}` : `${className(run, label)} (${label})`;
 const swatch = (run) => el("i", { class: "swatch", style: `background: var(--run-${run % RUN_COLORS})` });
 const named = (entry) => el("span", { class: "named" }, swatch(entry.run), entryName(entry));
 

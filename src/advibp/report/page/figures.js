@@ -82,12 +82,15 @@ function gaps(div, groups, xTitle, resultAt, describe) {
 // Upper end of an axis that shows all of these errors.
 const highest = (result) => Math.min(104, 1.08 * Math.max(1, ...result.flatMap((at) => at?.verified.map(([, error]) => error) ?? [])));
 
-const verifiedLines = (result) => result.verified.map(([by, error]) => `not proved by ${plain(checkName(by))}: ${percent(error)}`);
+const errorLine = (name, error, interval) => `${name}: ${percent(error)} (${between(...interval)})`;
+const verifiedLines = (result) => result.verified.map(([by, error, ...interval]) =>
+  errorLine(`not proved by ${plain(checkName(by))}`, error, interval));
+const errorLines = (result) => [errorLine("standard", result.standard, result.intervals.standard),
+  errorLine("attack", result.attack, result.intervals.attack), ...verifiedLines(result)];
 
 function gapFigure(div) {
   const drawn = gaps(div, DATA.eps, "eps", (entry, { eps }) => entry.at.find((at) => at.eps === eps),
-    (entry, { text }, at) => lines(`<b>${plain(entryName(entry))}</b>, eps ${text}`, `standard: ${percent(at.standard)}`,
-      `attack: ${percent(at.attack)}`, ...verifiedLines(at), `gap: ${gap(at).toFixed(2)} points`));
+    (entry, { text }, at) => lines(`<b>${plain(entryName(entry))}</b>, eps ${text}`, ...errorLines(at), `gap: ${gap(at).toFixed(2)} points`));
   if (drawn && chosen.zoom) drawn.layout.yaxis.range = [0, highest(shownEntries().map(atChosen))];
   if (drawn) drawn.layout.shapes = [{ type: "rect", xref: "x", yref: "paper", x0: chosen.eps - 0.48,
     x1: chosen.eps + 0.48, y0: 0, y1: 1, fillcolor: color("mark"), line: { width: 0 }, layer: "below" }];
@@ -100,7 +103,7 @@ function classFigure(div) {
   const groups = labels.sort((a, b) => a - b).map((label) => ({ label, text: className(run, label) }));
   return gaps(div, groups, "class", (entry, { label }) => atChosen(entry)?.classes.find((one) => one.label === label),
     (entry, { text }, result) => lines(`<b>${plain(entryName(entry))}</b>, class ${plain(text)}`, `${result.images} images`,
-      `standard: ${percent(result.standard)}`, `attack: ${percent(result.attack)}`, `not proved: ${percent(best(result))}`));
+      ...errorLines(result)));
 }
 
 function gapKey(provers) {
@@ -108,34 +111,7 @@ function gapKey(provers) {
     [el("i", { class: "swatch gap" }), "gap: neither proved nor broken"]];
 }
 
-// ---- Over eps ----
-
-function accuracyFigure() {
-  const traces = [];
-  for (const entry of shownEntries()) {
-    const ink = runColor(entry.run), name = plain(entryName(entry));
-    const line = (x, y, text, more) => traces.push({ type: "scatter", x, y, hoverinfo: "text", mode: "lines",
-      hovertext: x.map((eps, k) => lines(`<b>${name}</b>`, `eps ${significant(eps)}`, `${text}: ${percent(y[k])}`)), ...more });
-    const points = [...entry.at];
-    const x = points.map((at) => at.eps), from = points[0] ? [100 - points[0].standard] : [];
-    if (entry.curve) {
-      const { eps, proved, unbroken } = entry.curve;
-      line(eps, unbroken, "unbroken", { line: { color: ink, dash: "dot", width: 1.5 } });
-      line(eps, proved, "proved", { line: { color: ink, width: 2.5 }, fill: "tonexty", fillcolor: faint(ink, 0.1) });
-      if (points.length) line(x, points.map((at) => 100 - best(at)), "proved, as certified", { mode: "markers",
-        marker: { color: ink, size: 8, symbol: "diamond" } });
-    } else if (points.length) {
-      line([0, ...x], [...from, ...points.map((at) => 100 - at.attack)], "unbroken", { mode: "lines+markers",
-        line: { color: ink, dash: "dot", width: 1.5 }, marker: { color: ink, symbol: "x-thin-open", size: 7 } });
-      line([0, ...x], [...from, ...points.map((at) => 100 - best(at))], "proved", { mode: "lines+markers",
-        line: { color: ink, width: 2.5 }, fill: "tonexty", fillcolor: faint(ink, 0.1), marker: { color: ink, size: 8, symbol: "diamond" } });
-    }
-  }
-  if (!traces.length) return null;
-  const shapes = DATA.eps.length ? [{ type: "line", xref: "x", yref: "paper", x0: DATA.eps[chosen.eps].eps,
-    x1: DATA.eps[chosen.eps].eps, y0: 0, y1: 1, line: { color: color("soft"), width: 1, dash: "dash" } }] : [];
-  return { traces, layout: layout(axis("eps", { rangemode: "tozero" }), axis("% of images", { range: [0, 101] }), { shapes }) };
-}
+// ---- Radii ----
 
 // Histogram of proved radii upwards, of broken radii downwards.
 function radiusFigure() {
@@ -246,11 +222,6 @@ function ownChart(content) {
 // ---- plotly.js, unpacked and run ----
 
 async function unpackPlotly() {
-  if (!window.DecompressionStream) {
-    throw new Error("This browser can't unpack the figures (it has no DecompressionStream); open the page in a newer one.");
-  }
-  const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-  document.head.append(el("script", {}, await new Response(stream).text()));
+  document.head.append(el("script", {}, await unpack("plotly")));
   if (!window.Plotly) throw new Error("The figures can't be drawn: the browser did not run plotly.js.");
 }

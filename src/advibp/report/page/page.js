@@ -2,7 +2,7 @@
 
 function header() {
   contents = el("ul", { class: "contents" });
-  const theme = el("button", { type: "button", id: "theme", title: "light or dark", onclick: turn }, "◐");
+  const theme = el("button", { type: "button", id: "theme", title: "light or dark", "aria-label": "light or dark", onclick: turn }, "◐");
   document.getElementById("top").append(
     el("div", { class: "title" }, el("div", {}, el("p", { class: "over" }, "advibp report"), el("h1", {}, DATA.title)), theme), el("nav", {}, contents));
 }
@@ -53,19 +53,22 @@ function controls() {
 function glance() {
   const provers = [...new Set(DATA.entries.flatMap((e) => e.at.flatMap((at) => at.verified.map(([by]) => by))))];
   const node = section("glance", "At a glance");
-  node.append(part(el("div"), collapseWarnings), part(el("p", { class: "about" }), meaning, { eps: true }));
+  node.append(part(el("div"), collapseWarnings, { eps: true }), part(el("p", { class: "about" }), meaning, { eps: true }));
   node.append(part(el("div", { class: "cards" }), cards, { eps: true }));
   if (!DATA.eps.length) return;
   node.append(el("h3", {}, "The gap between attack and proof"),
     el("p", { class: "about" }, "The error under the worst possible attack lies within each bar, between the attack error and "
       + "the verified error. If the bar is short, nearly all images are decided."),
     figure(gapFigure, { key: [...gapKey(provers), ...zoomKey()], tall: true, eps: true }),
-    part(el("div"), errorTable, { eps: true }), part(el("div"), arithmeticNotes), words());
+    part(el("div"), errorTable, { eps: true }), el("p", { class: "note" }, INTERVALS), part(el("div"), arithmeticNotes), words());
 }
 
-// A collapsed network has certificates that mean nothing.
-const collapseWarnings = () => DATA.runs.flatMap((run, k) => (chosen.runs[k] ? run.warnings : []).map((message) =>
-  el("p", { class: "warning", role: "alert" }, el("b", {}, DATA.runs.length > 1 ? `${run.name}: ` : "Warning: "), message)));
+// A collapsed network has certificates that mean nothing. A class without a proof is easy to overlook.
+function collapseWarnings() {
+  const warning = (name, message) => el("p", { class: "warning", role: "alert" }, el("b", {}, DATA.runs.length > 1 ? `${name}: ` : "Warning: "), message);
+  return [DATA.runs.flatMap((run, k) => (chosen.runs[k] ? run.warnings : []).map((message) => warning(run.name, message))),
+    shownEntries().flatMap((entry) => (atChosen(entry)?.warnings ?? []).map((message) => warning(entryName(entry), message)))];
+}
 
 const COVERS = {
   float32: "proofs cover every evaluation of the network in float32, in any order of its sums",
@@ -94,25 +97,6 @@ const WORDS = [
 const words = () => el("details", {}, el("summary", {}, "Terms"),
   el("dl", {}, WORDS.map(([word, meaning]) => [el("dt", {}, word), el("dd", {}, meaning)])));
 
-function overEps() {
-  const node = section("accuracy", "Certified accuracy over eps", "Share of images that are classified correctly for every change of up to eps.");
-  const from = DATA.entries.filter((entry) => entry.curve);
-  node.append(figure(accuracyFigure, { tall: true, eps: true, key: [["— proved"], ["··· not broken by the attack"],
-    from.length > 0 && ["◆ by all verifiers, where certified"]].filter(Boolean) }));
-  if (!from.length) return;
-  const radii = section("radii", "Radii",
-    "Upwards: the largest eps at which an image is proved. Downwards: the smallest eps at which the attack broke it.");
-  radii.append(figure(radiusFigure, { tall: true }), part(el("div"), radiusNotes));
-}
-
-const radiusNotes = () => shownEntries().filter((entry) => entry.histogram).map((entry) => {
-  const { right, median, never } = entry.histogram, wrong = entry.radiiOf - right;
-  return el("p", { class: "note" }, named(entry), `: half of the ${whole(right)} correctly classified images are proved up to eps `
-    + `${significant(median)} by ${listed(entry.radiiBy.split(" ").map(checkName))}`
-    + (wrong ? `; ${whole(wrong)} misclassified images are not drawn` : "")
-    + (never ? `; ${whole(never)} were never broken` : "") + ".");
-});
-
 function training() {
   const panels = PANELS.filter((panel) => logged(panel).length);
   if (!panels.length) return;
@@ -133,20 +117,20 @@ function build() {
   DATA.sections.forEach(ownSection);
   if (DATA.runs.length) {
     glance();
+    comparison();
     if (DATA.entries.length) overEps();
     if (DATA.entries.some((entry) => entry.at.some((at) => at.classes.length))) {
       section("classes", "Class by class", "The gap for the images of each class, at the chosen eps.")
-        .append(figure(classFigure, { tall: true, eps: true, key: gapKey([ALL]) }));
+        .append(figure(classFigure, { tall: true, eps: true, key: gapKey([ALL]) }), part(el("div"), classTable, { eps: true }));
+      section("confusion", "Confusion matrix", "Labels and predictions of the unchanged images. Select a number to see its images.")
+        .append(part(el("div", { class: "cards confusions" }), confusions));
     }
     if (DATA.entries.some((entry) => entry.at.some((at) => at.flow.length))) {
       section("cascade", "Decisions by check", "Each image passes through the checks, cheapest first, until one decides it. "
         + "The time of an image includes all checks that it passed through.")
         .append(part(el("div", { class: "cards" }), cascades, { eps: true }));
     }
-    if (DATA.images.shown.length || DATA.images.missing.length) {
-      section("images", "The images", "At the chosen eps. In the change, blue means brighter and orange darker; for color "
-        + "images, mid-gray means no change.").append(part(el("div"), galleries, { eps: true }));
-    }
+    imagesSection();
     training();
     section("recipes", DATA.runs.length > 1 ? "Side by side" : "Recipe", DATA.runs.length > 1
       ? "Results of each run, and the keys of the recipes whose values differ." : "")
@@ -160,7 +144,8 @@ build();
 paint();
 redraw();
 darkSystem.addEventListener("change", paint);
-unpackPlotly().then(drawAll).catch((problem) => {
+// The records first, because they are small and need no figures.
+unpack("records").then((text) => { RECORDS = JSON.parse(text); drawBrowser(); }).then(unpackPlotly).then(drawAll).catch((problem) => {
   document.getElementById("main").prepend(el("p", { class: "note", id: "problem" }, problem.message));
 }).finally(() => { document.documentElement.dataset.ready = "yes"; });
 

@@ -1,33 +1,71 @@
-// ---- Test images ----
+// ---- Pictures of inputs, drawn from sheets ----
 
-const KINDS = [
-  ["proved", "Proved", "smallest margin first"],
-  ["broken", "Broken", "the image, the adversarial example, and the change, enlarged"],
-  ["open", "Undecided", "largest lower margin first"],
-];
-
-function galleries() {
-  const eps = DATA.eps[chosen.eps]?.eps;
-  const found = shownEntries().map((entry) => ({ entry, shown: DATA.images.shown.find((one) =>
-    one.run === entry.run && one.stage === entry.stage && one.eps === eps) })).filter(({ shown }) => shown);
-  const why = DATA.images.missing.filter(({ run }) => chosen.runs[run])
-    .map(({ run, why }) => el("p", { class: "note" }, `${DATA.runs[run].name}: no images are shown. ${why}`));
-  if (!found.length && !why.length) return el("p", { class: "empty" }, "There are no images to show for the current choices.");
-  return [...why, ...found.map(({ entry, shown }) => el("article", { class: "card" }, el("h3", {}, named(entry)),
-    KINDS.map(([kind, title, about]) => shown[kind].length > 0 && [
-      el("h4", {}, title, el("small", {}, ` ${about}`)),
-      el("div", { class: `gallery ${kind}` }, shown[kind].map((image) => picture(entry.run, image))),
-    ])))];
+// A sheet is a PNG with many pictures. It is decoded when one of them is drawn.
+const decoded = new Map();
+function decode(sheet) {
+  if (!decoded.has(sheet)) {
+    const image = new Image();
+    image.src = sheet.uri;
+    decoded.set(sheet, image.decode().then(() => image));
+  }
+  return decoded.get(sheet);
 }
 
-function picture(run, image) {
-  const img = (number, alt) => el("img", { src: DATA.images.pictures[number], alt });
-  const truth = className(run, image.label), now = image.now == null ? null : className(run, image.now);
-  const title = [`test image ${image.index}`, `class ${truth}`, image.by && `${VERDICT_LABELS[image.verdict]} by ${checkName(image.by)}`,
-    image.margin != null && `proved margin ${significant(image.margin)}`].filter(Boolean).join("\n");
-  const caption = now == null ? truth : [truth, " → ", el("b", {}, now)];
-  return el("figure", { class: "picture", title },
-    el("div", {}, img(image.clean, `test image ${image.index}, class ${truth}`),
-      image.adversarial != null && [img(image.adversarial, "changed"), img(image.change, "the change, enlarged")]),
-    el("figcaption", {}, caption, el("small", {}, ` #${image.index}`)));
+async function pixels(sheets, number) {
+  const sheet = sheets.find(({ first, count }) => first <= number && number < first + count);
+  const { width, height, columns } = sheet, cell = number - sheet.first;
+  const canvas = el("canvas", { width, height });
+  const context = canvas.getContext("2d", { willReadFrequently: true });
+  context.drawImage(await decode(sheet), (cell % columns) * width, Math.floor(cell / columns) * height, width, height, 0, 0, width, height);
+  return { gray: sheet.gray, data: context.getImageData(0, 0, width, height) };
+}
+
+// A canvas that `compute` fills later. `compute` returns ImageData.
+function canvasOf(compute, label) {
+  const canvas = el("canvas", { role: "img", "aria-label": label, width: 1, height: 1 });
+  compute().then((data) => {
+    canvas.width = data.width;
+    canvas.height = data.height;
+    canvas.getContext("2d").putImageData(data, 0, 0);
+    canvas.dataset.drawn = "yes";
+  });
+  return canvas;
+}
+
+const imageCanvas = (number, label) => canvasOf(async () => (await pixels(DATA.images.sheets, number)).data, label);
+
+// The stored change of a color channel: 128 is 0, 255 is eps.
+const signed = (value) => Math.max(-1, Math.min(1, (value - 128) / 127));
+
+function adversarialCanvas(picture, change, eps) {
+  return canvasOf(async () => {
+    const [{ data }, { data: delta }] = await Promise.all([pixels(DATA.images.sheets, picture), pixels(DATA.images.changes, change)]);
+    for (let k = 0; k < data.data.length; k++) {
+      if (k % 4 !== 3) data.data[k] += 255 * eps * signed(delta.data[k]); // the array clamps to 0 ... 255
+    }
+    return data;
+  }, "adversarial example");
+}
+
+const DARKER = [213, 94, 0], BRIGHTER = [0, 114, 178];
+
+// Gray images: blue is brighter, orange is darker, white is unchanged. Color images: mid-gray is unchanged.
+function changeCanvas(change) {
+  return canvasOf(async () => {
+    const { gray, data } = await pixels(DATA.images.changes, change);
+    for (let k = 0; gray && k < data.data.length; k += 4) {
+      const part = signed(data.data[k]), towards = part > 0 ? BRIGHTER : DARKER;
+      for (let c = 0; c < 3; c++) data.data[k + c] = 255 + Math.abs(part) * (towards[c] - 255);
+    }
+    return data;
+  }, "the change, enlarged");
+}
+
+// The pictures of a record: the input and, if `all`, the adversarial example and the change. Inputs of other kinds than
+// images, and images that are not in the page, have a blank instead.
+function picturesOf(record, all) {
+  if (record.picture == null) return [el("span", { class: "blank" }, "not in the page")];
+  const label = `test image ${record.index}`;
+  const clean = imageCanvas(record.picture, label);
+  return all && record.change != null ? [clean, adversarialCanvas(record.picture, record.change, record.eps), changeCanvas(record.change)] : [clean];
 }

@@ -1,10 +1,14 @@
 // ---- Text and tables, which are shown before the figures ----
 
-// A table that scrolls if it is too wide. Cells are strings or elements; `marked` rows are highlighted.
-function table(head, rows, { marked = () => false, numbers = 1 } = {}) {
-  const cell = (tag, value, k) => el(tag, { class: k >= numbers ? "number" : false }, value);
-  return el("div", { class: "wide", tabindex: 0 },
-    el("table", {},
+// A table. On a narrow screen each row becomes a block with the names of the columns, so that nothing is cut off.
+// Cells are strings, elements or lists of them; `marked` rows are highlighted; columns from `numbers` on are right-aligned.
+function table(head, rows, { marked = () => false, numbers = 1, titles = 1 } = {}) {
+  const names = head.map((name) => typeof name === "string" ? name : name.textContent);
+  const cell = (tag, value, k) => el(tag, { class: k >= numbers ? "number" : k < titles ? "first" : false,
+    "data-label": tag === "td" && k >= titles && names[k],
+    "data-title": tag === "td" && k < titles && names[k] === "eps" && "eps", scope: tag === "th" && "col" }, value);
+  return el("div", { class: "wide" },
+    el("table", { class: head.length > 2 ? "stack" : "pair" },
       el("thead", {}, el("tr", {}, head.map((value, k) => cell("th", value, k)))),
       el("tbody", {}, rows.map((row, n) =>
         el("tr", { class: marked(n) ? "marked" : false }, row.map((value, k) => cell("td", value, k)))))));
@@ -66,6 +70,7 @@ function cards() {
     return el("article", { class: "card" },
       el("h3", {}, named(entry)), el("p", { class: "about" }, run.about),
       at ? [el("p", { class: "big" }, percent(100 * (at.counts.robust ?? 0) / at.images, 1), el("small", {}, " proved")),
+        accuracy(at) && el("p", { class: "interval" }, `95\u00a0% interval: ${between(...accuracy(at).interval)}\u00a0%`),
         sentence(at), proportions(at)]
         : el("p", { class: "empty" }, entry.at.length
           ? `Not certified at eps ${epsText()}.` : "Only radii were measured; run advibp certify for verdicts."));
@@ -82,14 +87,34 @@ function errorTable() {
   for (const { eps, text } of DATA.eps) {
     for (const entry of entries) {
       const at = entry.at.find((one) => one.eps === eps);
-      if (at) rows.push({ eps, cells: [text, named(entry), whole(at.images), percent(at.standard), percent(at.attack),
-        ...provers.map((by) => percent(at.verified.find(([name]) => name === by)?.[1])),
-        gap(at).toFixed(2)] });
+      const verified = (by) => at.verified.find(([name]) => name === by);
+      if (at) rows.push({ eps, cells: [text, named(entry), whole(at.images), withInterval(at.standard, at.intervals.standard),
+        withInterval(at.attack, at.intervals.attack),
+        ...provers.map((by) => withInterval(verified(by)?.[1], verified(by)?.slice(2))), gap(at).toFixed(2)] });
     }
   }
   const head = ["eps", "run", "images", "standard", "attack", ...provers.map(checkName), "gap"];
   return table(head, rows.map((row) => row.cells),
-    { numbers: 2, marked: (n) => rows[n].eps === DATA.eps[chosen.eps].eps });
+    { numbers: 2, titles: 2, marked: (n) => rows[n].eps === DATA.eps[chosen.eps].eps });
+}
+
+const INTERVALS = "Small numbers: Wilson's confidence interval, 95\u00a0%, for other images from the same distribution.";
+
+// ---- Classes ----
+
+function classTable() {
+  const rows = [];
+  for (const entry of shownEntries()) {
+    for (const one of atChosen(entry)?.classes ?? []) {
+      rows.push({ label: one.label, cells: [fullClass(entry.run, one.label), named(entry), whole(one.images),
+        withInterval(one.standard, one.intervals.standard), withInterval(one.attack, one.intervals.attack),
+        withInterval(one.verified[0][1], one.verified[0].slice(2))] });
+    }
+  }
+  rows.sort((a, b) => a.label - b.label);
+  return el("details", {}, el("summary", {}, "Errors of each class as a table"),
+    table(["class", "run", "images", "standard", "attack", "not proved"], rows.map((row) => row.cells), { numbers: 2, titles: 2 }),
+    el("p", { class: "note" }, INTERVALS));
 }
 
 // ---- The cascade: decisions by check ----
