@@ -16,7 +16,9 @@ from advibp.methods import METHODS
 from advibp.recipe import Recipe
 from advibp.runs import first_net
 from advibp.runs.estimate import estimate_seconds, shorten
-from advibp.runs.sweep import COLUMNS, Evaluation, Sweep, combinations, markdown, run_name, sweep, table
+from advibp.runs.fitting_verifiers import CHEAP
+from advibp.runs.sweep import SAMPLE, Evaluation, Sweep, choose_verifiers, combinations, run_name, sweep
+from advibp.runs.sweep_table import COLUMNS, markdown, table
 from advibp.runs.training_display import Silent
 from advibp.verify import Attack
 
@@ -29,6 +31,7 @@ BASE: dict[str, Any] = {
     "warmup_natural": 0,
     "warmup_adversarial": 0,
 }
+VALIDATION = ("validation: standard", "validation: verified")
 LOOK = Evaluation(eps=(0.05, 0.1), by=("ibp", "crown"), attack=Attack(steps=3))
 
 
@@ -74,7 +77,8 @@ def test_sweep_writes_a_table_and_continues(tmp_path: Path) -> None:
     assert run(tmp_path, changes) == rows
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("model.safetensors")} == times  # nothing trained again
     head, *body = table(rows)
-    assert head == ["method", "seed", "test eps", *COLUMNS]
+    assert set(head) == {"method", "seed", "test eps", "images", "best of", *COLUMNS, *VALIDATION}
+    assert {row[head.index("best of")] for row in body} == {"IBP, CROWN"}
     assert len(body) == 8
     assert markdown(table(rows)).count("\n") == 10
 
@@ -84,9 +88,33 @@ def test_split_of_the_evaluation(tmp_path: Path) -> None:
     for split, images in (("test", data.test), ("validation", data.validation)):
         look = Evaluation(eps=(0.1,), attack=Attack(steps=2), split=split)
         recipe = Recipe.load(**BASE)
-        sweep(Sweep(out=tmp_path / split, load=lambda recipe: data, evaluation=look), [({}, recipe)])
-        lines = (tmp_path / split / "base" / "certify" / "records.jsonl").read_text().splitlines()
-        assert len(lines) == len(images.y)
+        rows = sweep(Sweep(out=tmp_path / split, load=lambda recipe: data, evaluation=look), [({}, recipe)])
+        folder = tmp_path / split / "base"
+        for name, certified in (("certify", data.test), ("certify-validation", data.validation)):
+            if split == "test" or name == "certify-validation":
+                assert len((folder / name / "records.jsonl").read_text().splitlines()) == len(certified.y)
+        assert (folder / "certify").exists() == (split == "test")
+        assert len(images.y) == rows[0]["images"]
+        assert ("percent" in rows[0], "validation" in rows[0]) == (True, True)
+
+
+def test_networks_that_ibp_does_not_prove_get_other_verifiers(tmp_path: Path) -> None:
+    data = halves()
+    look = Evaluation(attack=Attack(steps=2))
+    recipes = [({"method": m}, Recipe.load(**{**BASE, "method": m, "eps": 0.02})) for m in ("ibp", "mip", "standard")]
+    settings = Sweep(out=tmp_path, load=lambda recipe: data, evaluation=look)
+    assert [one.by for one in choose_verifiers(settings, [recipes[0][1]] * 2)] == [("ibp",)] * 2
+    chosen = choose_verifiers(settings, [recipe for _, recipe in recipes])
+    assert [one.by for one in chosen] == [(*CHEAP,), (*CHEAP, "alpha-crown"), (*CHEAP,)]
+    assert {one.sample for one in chosen} == {SAMPLE}
+    rows = sweep(settings, recipes)
+    head, *body = table(rows)
+    assert [row[head.index("best of")] for row in body] == [
+        "IBP, CROWN-IBP, CROWN", "IBP, CROWN-IBP, CROWN, alpha-CROWN", "IBP, CROWN-IBP, CROWN"
+    ]  # fmt: skip
+    for row in rows:
+        for errors in (row["percent"], row["validation"]):
+            assert errors["0.02"]["verified (best)"] <= errors["0.02"]["verified (IBP)"]
 
 
 def test_run_with_other_options_is_not_reused(tmp_path: Path) -> None:
@@ -123,6 +151,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     said = capsys.readouterr().out
     assert "1 of 2: ibp" in said
     assert (tmp_path / "two" / "table.md").read_text().count("| ") > 10
+    assert "has the lowest verified error on validation images" in said
     for bad, why in (
         ("lr", "has no values"),
         ("lr=", "has no values"),

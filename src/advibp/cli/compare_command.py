@@ -53,17 +53,18 @@ def _print(section: TableSection) -> None:
     OUT.print()
 
 
-def fitting(section: TableSection, width: int) -> Iterator[list[int]]:
-    """Divide the columns among tables that fit the width, each with the first column."""
+def fitting(section: TableSection, width: int, leading: int = 1) -> Iterator[list[int]]:
+    """Divide the columns among tables that fit the width, each with the `leading` first columns."""
     widths = [min(WIDEST, max(map(len, column))) + 3 for column in zip(section.head, *section.rows, strict=True)]
+    first = list(range(leading))
     taken: list[int] = []
-    for i in range(1, len(widths)):
-        if taken and 1 + widths[0] + sum(widths[j] for j in taken) + widths[i] > width:
-            yield [0, *taken]
+    for i in range(leading, len(widths)):
+        if taken and 1 + sum(widths[j] for j in (*first, *taken)) + widths[i] > width:
+            yield [*first, *taken]
             taken = []
         taken.append(i)
     if taken:
-        yield [0, *taken]
+        yield [*first, *taken]
 
 
 def markdown(section: TableSection) -> str:

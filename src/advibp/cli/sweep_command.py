@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.markup import escape
 from rich.table import Table
 
 from advibp import nets
+from advibp.cli.compare_command import fitting
 from advibp.cli.console import OUT, count, fraction
 from advibp.cli.train_command import NET_NOT_TYPED, options_of, recipe_options, user_method
 from advibp.errors import UserError
 from advibp.methods import METHODS
 from advibp.recipe import Recipe
-from advibp.runs.sweep import DataCache, Evaluation, Sweep, combinations, markdown, sweep, table
+from advibp.report.sections import TableSection
+from advibp.runs.fitting_verifiers import CHEAP
+from advibp.runs.sweep import SAMPLE, DataCache, Evaluation, Sweep, choose_verifiers, combinations, sweep
+from advibp.runs.sweep_table import choices, markdown, seed_table, table
 from advibp.runs.training_display import Display, Live
 from advibp.storage import checkpoint
 from advibp.verify import Attack
@@ -44,14 +50,26 @@ def sweep_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", help="a shipped recipe or a YAML file; other options take precedence")
     parser.add_argument("--test-eps", nargs="+", type=fraction, help="radii to certify; default: each run's eps")
     names = ", ".join(bounding_verifiers())
-    parser.add_argument("--by", nargs="+", default=["ibp"], metavar="VERIFIER", help=f"verifiers: {names}")
+    parser.add_argument(
+        "--by",
+        nargs="+",
+        default=[],
+        metavar="VERIFIER",
+        help=f"verifiers: {names}. Default: ibp if all methods train for it; otherwise {', '.join(CHEAP)} and the one "
+        "that the method trains for",
+    )
     parser.add_argument("--pgd-steps", type=count, default=40, metavar="N", help="steps of the PGD attack")
-    parser.add_argument("--sample", type=count, metavar="N", help="certify N random images; default: all")
+    parser.add_argument(
+        "--sample",
+        type=count,
+        metavar="N",
+        help=f"certify N random images; default: all, or {SAMPLE} if --by is not given and ibp is not enough",
+    )
     parser.add_argument(
         "--split",
         choices=["test", "validation"],
         default="test",
-        help="images to certify; use validation if you choose a run by this table",
+        help="images to certify; test includes the validation images, by which you may choose a run",
     )
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="time limit per image")
     recipe_options(parser)
@@ -80,33 +98,48 @@ def run_sweep(args: argparse.Namespace) -> None:
         OUT.print(f"[bold]{next(numbers)} of {len(recipes)}: {escape(name)}[/]")
         return Live(OUT)
 
-    rows = sweep(
-        Sweep(
-            out=out,
-            load=DataCache(),
-            evaluation=Evaluation(
-                eps=tuple(args.test_eps or ()),
-                by=tuple(args.by),
-                attack=Attack(steps=args.pgd_steps),
-                sample=args.sample,
-                split=args.split,
-                budget=args.budget,
-            ),
-            seconds=60 * args.minutes if args.minutes else None,
-            methods=methods,
-            show=show,
+    settings = Sweep(
+        out=out,
+        load=DataCache(),
+        evaluation=Evaluation(
+            eps=tuple(args.test_eps or ()),
+            by=tuple(args.by),
+            attack=Attack(steps=args.pgd_steps),
+            sample=args.sample,
+            split=args.split,
+            budget=args.budget,
         ),
-        recipes,
+        seconds=60 * args.minutes if args.minutes else None,
+        methods=methods,
+        show=show,
     )
-    cells = table(rows)
-    printed = Table(*cells[0], title=escape(str(out)))
-    for row in cells[1:]:
-        printed.add_row(*map(escape, row))
-    OUT.print(printed)
-    checkpoint.write_atomically(out / "table.md", f"```sh\n{args.typed}\n```\n\n{markdown(cells)}")
+    rows = sweep(settings, recipes)
+    tables = [cells for cells in (table(rows), seed_table(rows)) if cells]
+    notes = _notes(settings, [recipe for _, recipe in recipes]) + choices(rows)
+    for title, cells in zip((str(out), "mean and standard deviation over seeds"), tables, strict=False):
+        section = TableSection(title=title, head=cells[0], rows=cells[1:])
+        for number, columns in enumerate(fitting(section, OUT.width, leading=cells[0].index("test eps") + 1)):
+            printed = Table(*(cells[0][i] for i in columns), title=None if number else escape(title))
+            for row in cells[1:]:
+                printed.add_row(*(escape(row[i]) for i in columns))
+            OUT.print(printed)
+    for note in notes:
+        OUT.print(note, markup=False, soft_wrap=True)
+    command = args.typed if "--out" in args.typed else f"{args.typed} --out {shlex.quote(str(out))}"
+    parts = [f"```sh\n{command}\n```\n", *map(markdown, tables), "".join(f"- {note}\n" for note in notes)]
+    checkpoint.write_atomically(out / "table.md", "\n".join(part for part in parts if part))
     OUT.print(f"table: {out / 'table.md'}", style="dim", markup=False, soft_wrap=True)
     if all("failed" in row for row in rows):
         raise UserError("All runs of the sweep failed; the table has the reasons.")
+
+
+def _notes(settings: Sweep, recipes: Sequence[Recipe]) -> list[str]:
+    """Sentences about the verifiers and images that the sweep chose."""
+    evaluation, chosen = settings.evaluation, choose_verifiers(settings, recipes)
+    if evaluation.by or all(one.by == ("ibp",) for one in chosen):
+        return []
+    images = f" on {chosen[0].sample} random images" if evaluation.sample is None else ""
+    return [f"Every run is certified by {', '.join(CHEAP)} and the verifier that its method trains for{images}."]
 
 
 def _parse_vary(texts: list[str]) -> dict[str, list[str]]:

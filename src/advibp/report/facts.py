@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -71,7 +72,10 @@ def _training_facts(run: RunFiles) -> list[list[str]]:
 
 
 def _commands(run: RunFiles) -> list[str]:
-    commands = [(run.summary or {}).get("command"), *(c.summary.get("command") for c in run.certified.values())]
+    train = (run.summary or {}).get("command")
+    if train and " --out " not in str(train):  # written by an older version
+        train = f"{train} --out {shlex.quote(str(run.path))}"
+    commands = [train, *(c.summary.get("command") for c in run.certified.values())]
     return [str(command) for command in commands if command]
 
 

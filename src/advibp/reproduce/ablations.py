@@ -9,7 +9,8 @@ from advibp.report.sections import Section, TableSection
 from advibp.reproduce.carry_out import Measured
 from advibp.reproduce.plan import Plan
 from advibp.reproduce.run_specs import MNIST, Ask, RunSpec, make_task, run_spec
-from advibp.runs.sweep import Changes, combinations, table
+from advibp.runs.sweep import Changes, combinations
+from advibp.runs.sweep_table import table
 
 _EPS = 0.3
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from advibp import nets
 from advibp.methods import METHODS, Method
 from advibp.recipe import Recipe
+from advibp.runs.fitting_verifiers import trained_verifier
 
 
 def has_command(recipe: Recipe) -> bool:
@@ -25,17 +26,17 @@ def how_to_go_on(recipe: Recipe, path: Path) -> str:
     return shlex.join(["advibp", "train", *data_and_net, *method, "--resume", "--out", str(path)])
 
 
+def how_to_train(recipe: Recipe, path: Path | None) -> str | None:
+    """Return the command that trains a run into a folder; None if no command can name its network or method."""
+    if not has_command(recipe):
+        return None
+    return recipe.command() + (f" --out {shlex.quote(str(path))}" if path else "")
+
+
 def how_to_certify(recipe: Recipe, path: Path, method: Method | None = None) -> str:
     """Return the command that certifies a finished run. A user's method is passed as `method`."""
     user_net = ["--net", recipe.net if nets.is_user_code(recipe.net) else "file.py:function"]
-    by = _verifier(recipe, method or METHODS.get(recipe.method))
-    words = ["advibp", "certify", str(path), "--eps", str(recipe.eps), *(["--by", "ibp", by] if by else [])]
+    by = trained_verifier(recipe, method)
+    verifiers = [] if by in ("", "ibp") else ["--by", "ibp", by]
+    words = ["advibp", "certify", str(path), "--eps", str(recipe.eps), *verifiers]
     return shlex.join([*words, *([] if nets.is_known(recipe.net) else user_net)])
-
-
-def _verifier(recipe: Recipe, method: Method | None) -> str:
-    """Return the verifier for which the method trains; "" for IBP or none."""
-    if method is None:
-        return ""
-    verifier = "crown-ibp" if "beta" in method.recipe_keys and recipe.beta > 0 else method.verifier
-    return "" if verifier == "ibp" else verifier

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from advibp.errors import UserError
 from advibp.execution.hardware import hardware
-from advibp.runs.next_steps import has_command, how_to_go_on
+from advibp.runs.next_steps import how_to_go_on, how_to_train
 from advibp.runs.resuming import save
 from advibp.runs.run import Run
 from advibp.runs.stopping import Stopped, StopRequest
@@ -154,7 +154,7 @@ def _finish(
     recipe = training.recipe
     last = {k: history[-1][k] for k in ("epoch", "standard_error", "verified_error")} if history else None
     summary = {
-        "command": recipe.command() if has_command(recipe) else None,
+        "command": how_to_train(recipe, folder.path if folder else None),
         "method": recipe.method,
         "net": recipe.net,
         "data": recipe.data,

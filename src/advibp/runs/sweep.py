@@ -25,8 +25,12 @@ from advibp.methods import Method
 from advibp.recipe import Recipe
 from advibp.runs import first_net, open_with_facts, train
 from advibp.runs.estimate import EPOCH_KEYS, estimate_seconds, shorten
+from advibp.runs.fitting_verifiers import fitting_verifiers, trained_verifier
 from advibp.runs.recipe_data import load_data
 from advibp.runs.resuming import check_same_run, recipe_of
+from advibp.runs.sweep_table import COLUMNS as COLUMNS
+from advibp.runs.sweep_table import markdown as markdown
+from advibp.runs.sweep_table import table as table
 from advibp.runs.training_display import Display, Silent
 from advibp.storage import checkpoint
 from advibp.storage.run_folder import RunFolder
@@ -36,8 +40,8 @@ from advibp.verify.records import verified_errors
 from advibp.verify.verifiers import in_order
 
 Changes = dict[str, Any]
-#: Columns of the table: errors in percent, and the time of the training.
-COLUMNS = ("standard", "PGD", "verified (IBP)", "verified (best)", "epochs", "s/epoch", "minutes")
+#: Number of images that a sweep certifies if it chooses verifiers other than IBP, which take longer.
+SAMPLE = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,24 +50,27 @@ class Evaluation:
 
     Attributes:
         eps: test radii; by default the radius of the training.
-        split: images to certify. Use "validation" to choose between runs, since test images must not be used for that.
-        by: names of verifiers.
+        split: images to certify. "test" also certifies validation images, to choose between runs, since test images
+            must not be used for that; "validation" certifies only those.
+        by: names of verifiers; by default those that fit the methods of the sweep (`fitting_verifiers`).
         attack: the attack.
-        sample: number of images, drawn at random; by default all.
+        sample: number of images, drawn at random; by default all, or 500 if verifiers other than IBP were chosen by
+            default.
         budget: seconds per image.
         arithmetic: arithmetic that proofs cover; by default the network's own floating-point type.
     """
 
     eps: tuple[float, ...] = ()
     split: Literal["test", "validation"] = "test"
-    by: tuple[str, ...] = ("ibp",)
+    by: tuple[str, ...] = ()
     attack: Attack = Attack(steps=40)
     sample: int | None = None
     budget: float | None = None
     arithmetic: str | None = None
 
     def __post_init__(self) -> None:
-        in_order(self.by)
+        if self.by:
+            in_order(self.by)
         for eps in self.eps:
             check_eps(eps)
         if self.budget is not None and not 0 < self.budget < math.inf:
@@ -115,23 +122,37 @@ def sweep(options: Sweep, recipes: Sequence[tuple[Changes, Recipe]]) -> list[dic
         One row per run. The row of a run that failed has the error message as "failed".
     """
     rows = []
-    for change, recipe in recipes:
+    evaluations = choose_verifiers(options, [recipe for _, recipe in recipes])
+    for (change, recipe), evaluation in zip(recipes, evaluations, strict=True):
         name = run_name(change)
         row: dict[str, Any] = {"name": name, "changes": change}
         try:
-            row |= _measure(options, recipe, options.out / name, options.show(name))
+            row |= _measure(options, evaluation, recipe, options.out / name, options.show(name))
         except UserError as error:
             row["failed"] = str(error)
         rows.append(row)
-        evaluation = {**vars(options.evaluation), "attack": str(options.evaluation.attack)}
-        content = {"rows": rows, "examination": evaluation, "hardware": hardware()}
+        content = {"rows": rows, "examination": _plain(options.evaluation), "hardware": hardware()}
         checkpoint.write_atomically(options.out / "sweep.json", json.dumps(content, indent=1, default=str) + "\n")
     return rows
 
 
-def _measure(options: Sweep, recipe: Recipe, path: Path, show: Display) -> dict[str, Any]:
+def choose_verifiers(options: Sweep, recipes: Sequence[Recipe]) -> list[Evaluation]:
+    """Return the evaluation of each run, with the verifiers that fit its method unless the user names verifiers."""
+    evaluation = options.evaluation
+    if evaluation.by:
+        return [evaluation for _ in recipes]
+    by = fitting_verifiers([trained_verifier(recipe, options.methods.get(recipe.method)) for recipe in recipes])
+    sample = evaluation.sample or (SAMPLE if any(names != ("ibp",) for names in by) else None)
+    return [dataclasses.replace(evaluation, by=names, sample=sample) for names in by]
+
+
+def _plain(evaluation: Evaluation) -> dict[str, Any]:
+    return {**vars(evaluation), "attack": str(evaluation.attack)}
+
+
+def _measure(options: Sweep, evaluation: Evaluation, recipe: Recipe, path: Path, show: Display) -> dict[str, Any]:
     """Train and certify one run, and return its row."""
-    folder, data, evaluation = RunFolder(path), options.load(recipe), options.evaluation
+    folder, data = RunFolder(path), options.load(recipe)
     method = options.methods.get(recipe.method)
     if options.seconds is not None and folder.exists:  # its epochs were set when it started
         stored = recipe_of(folder)
@@ -140,15 +161,29 @@ def _measure(options: Sweep, recipe: Recipe, path: Path, show: Display) -> dict[
         # 0.9, because the estimate excludes validation, and other processes may slow the training down.
         recipe = shorten(recipe, 0.9 * options.seconds, estimate_seconds(first_net(recipe, data), data, recipe, method))
     net = train_or_open(recipe, data, path, method=method, show=show)
-    images = data.validation if evaluation.split == "validation" else data.test
-    certificate = evaluate(net, images, evaluation, list(evaluation.eps or [recipe.eps]), path / "certify")
+    # Validation images have a folder of their own, because readers of `certify` take its images for test images.
+    eps, certificates = list(evaluation.eps or [recipe.eps]), {}
+    if len(data.validation):
+        certificates["validation"] = evaluate(net, data.validation, evaluation, eps, path / "certify-validation")
+    if evaluation.split == "test":
+        certificates["test"] = evaluate(net, data.test, evaluation, eps, path / "certify")
+    if evaluation.split not in certificates:
+        raise UserError("The data has no validation images; use another split, or give --validation N.")
+    percent = {
+        split: {f"{eps:g}": _percent(certificate, eps, evaluation.by) for eps in certificate.eps}
+        for split, certificate in certificates.items()
+    }
+    certificate = certificates[evaluation.split]
     run_summary, history = folder.summary(), folder.history()
     return {
         "recipe": recipe.as_dict(),
         "epochs": len(history),
         "s/epoch": sum(epoch["seconds"] for epoch in history) / len(history),
         "minutes": run_summary["seconds"] / 60,
-        "percent": {f"{eps:g}": _percent(certificate, eps, evaluation.by) for eps in certificate.eps},
+        "by": list(evaluation.by),
+        "images": certificate.counts(certificate.eps[0]).total(),
+        "percent": percent[evaluation.split],
+        **({"validation": percent["validation"]} if "validation" in percent else {}),
     }
 
 
@@ -172,7 +207,7 @@ def evaluate(
         net,
         images,
         list(eps),
-        by=evaluation.by,
+        by=evaluation.by or ("ibp",),
         arithmetic=evaluation.arithmetic,
         attack=evaluation.attack,
         budget=evaluation.budget,
@@ -205,23 +240,3 @@ def _percent(certificate: Certificate, eps: float, by: Sequence[str]) -> dict[st
         "verified (IBP)": 100 * verified["ibp"] if "ibp" in by else None,
         "verified (best)": 100 * errors["verified_error"],
     }
-
-
-def table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """Return the table as strings: a header, and a row per run and eps."""
-    keys = list(dict.fromkeys(key for row in rows for key in row["changes"]))
-    body = []
-    for row in rows:
-        first = [str(row["changes"].get(key, "")) for key in keys]
-        if "failed" in row:
-            body.append([*first, "", row["failed"], *[""] * (len(COLUMNS) - 1)])
-        for eps, percent in row.get("percent", {}).items():
-            errors = ["-" if percent[name] is None else f"{percent[name]:.2f}" for name in COLUMNS[:4]]
-            body.append([*first, eps, *errors, f"{row['epochs']}", f"{row['s/epoch']:.2f}", f"{row['minutes']:.1f}"])
-    return [[*keys, "test eps", *COLUMNS], *body]
-
-
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Return a table, whose first row is the header, as Markdown."""
-    head, *body = rows
-    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body)) + "\n"
