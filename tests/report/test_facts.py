@@ -95,3 +95,12 @@ def test_the_curve_falls_and_proof_never_passes_the_attack() -> None:
         assert curve[name] == sorted(curve[name], reverse=True)
     assert all(proved <= unbroken for proved, unbroken in zip(curve["proved"], curve["unbroken"], strict=True))
     assert facts._curve([]) is None
+
+
+def test_commands_name_their_folder() -> None:
+    for stored, shown in (
+        ("advibp train mnist a", "advibp train mnist a --out 'runs/a b'"),
+        ("x --out y", "x --out y"),
+    ):
+        run = RunFiles(path=Path("runs/a b"), recipe={}, summary={"command": stored}, history=[])
+        assert facts.run_facts(run, "a")["commands"] == [shown]

@@ -236,3 +236,27 @@ def test_names_of_classes_and_classes_without_proofs(
         "return document.querySelectorAll('.proportions i').length"
     )
     assert browser.errors() == []
+
+
+def test_long_class_names_fit_a_phone(browser: Browser, tmp_path: Path, trained: dict[str, Path]) -> None:
+    animals = [f"class_{k}_with_a_very_long_name" for k in range(5)]
+    names = ["airplane", "automobile", "cat", "ship", "truck", *animals]
+    source = Source(load("mnist").test, names)
+    write_page(tmp_path / "page.html", [read_run(trained["first"])], images=[source])
+    browser.open(tmp_path / "page.html", width=360)
+    cut = """return [...document.querySelectorAll('.wide, .matrix')]
+        .filter(node => node.scrollWidth > node.clientWidth + 1).map(node => node.className + node.scrollWidth)"""
+    assert browser.run(cut) == []
+    assert browser.run("return document.documentElement.scrollWidth") <= 360
+
+
+def test_confusions_of_many_classes_are_listed(browser: Browser, tmp_path: Path, trained: dict[str, Path]) -> None:
+    run = read_run(trained["first"])
+    assert run.last is not None
+    many = [dataclasses.replace(r, label=r.label + 30, prediction=r.prediction + 30) for r in run.last.records]
+    write_page(tmp_path / "page.html", [changed(run, records=many)])
+    browser.open(tmp_path / "page.html")
+    assert browser.run("return document.querySelectorAll('.matrix').length") == 0
+    pairs = {(r.label, r.prediction) for r in many if r.verdict == "misclassified"}
+    assert browser.run("return document.querySelectorAll('#confusion tbody tr').length") == min(20, len(pairs))
+    assert browser.errors() == []

@@ -40,7 +40,7 @@ def report_options(parser: argparse.ArgumentParser) -> None:
         default="auto",
         metavar="all|N|none",
         help="images in the page, the most interesting first; default: as many as fit into 6 MB, which are all 10,000 "
-        "of MNIST (2.4 MB). Records of all images are always in the page",
+        "of MNIST (2.2 MB). Records of all images are always in the page",
     )
     parser.add_argument("--data-root", metavar="DIR", help="folder of the data sets")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")

@@ -70,7 +70,7 @@ def write_page(
         title: Title of the page. Default: the names of the runs.
         images: For each run the source of its test images, or a sentence that explains why there is none.
         count: Number of images in the page, the most interesting first: a number, "all", or "auto", which means as many
-            as fit into 6 MB (all 10,000 test images of MNIST take 2.4 MB). Default: "auto".
+            as fit into 6 MB (all 10,000 test images of MNIST take 2.2 MB). Default: "auto".
     """
     data, records = page_data(runs, sections, title, images, count)
     checkpoint.write_atomically(Path(path), render(data, records))

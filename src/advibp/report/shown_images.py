@@ -30,7 +30,7 @@ T = TypeVar("T")
 #: How many images the page contains: a number, all of them, or as many as fit into `ROOM`.
 Count = int | Literal["auto", "all"]
 
-ROOM = 6_000_000  # characters for the images of a page: all 10,000 test images of MNIST take 2.4 million
+ROOM = 6_000_000  # characters for the images of a page: all 10,000 test images of MNIST take 2.2 million
 ROOM_FOR_CHANGES = 2_000_000  # characters for the adversarial examples
 _LARGEST = 96  # pixels; larger images are shrunk
 _COLUMNS = 16  # pictures in a row and in a column of a sheet

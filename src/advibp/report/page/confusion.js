@@ -1,6 +1,7 @@
 // ---- Confusion matrix ----
 
-const MOST_CLASSES = 20; // of a matrix; with more classes, the most frequent confusions are listed
+// Classes of a matrix, by the width of the screen; with more classes, the most frequent confusions are listed.
+const mostClasses = () => matchMedia("(max-width: 44rem)").matches ? 10 : 20;
 const MOST_CONFUSIONS = 20;
 
 function confusions() {
@@ -13,7 +14,7 @@ function confusions() {
     const wrong = entry.confusion.reduce((sum, [label, prediction, count]) => sum + (label === prediction ? 0 : count), 0);
     return el("article", { class: "card" }, el("h3", {}, named(entry)),
       el("p", { class: "about" }, `${whole(wrong)} of ${whole(images)} images are misclassified.`),
-      labels.length <= MOST_CLASSES ? matrix(entry, labels) : frequentConfusions(entry));
+      labels.length <= mostClasses() ? matrix(entry, labels) : frequentConfusions(entry));
   });
 }
 
