@@ -16,7 +16,17 @@ from advibp.runs import Run, open_run, train
 from advibp.runs.run_files import read_run
 from advibp.runs.training_display import Silent
 from advibp.storage.weights import load_weights
-from advibp.verify import Attack, Certificate, CollapseWarning, certify, largest_proved_eps, smallest_broken_eps
+from advibp.verify import (
+    Attack,
+    Certificate,
+    CollapseWarning,
+    Prediction,
+    Predictor,
+    certify,
+    largest_proved_eps,
+    predict,
+    smallest_broken_eps,
+)
 from advibp.version import __version__
 from advibp.weighting import Fixed, Moments, joint_backward
 
@@ -29,6 +39,8 @@ __all__ = [
     "Fixed",
     "Method",
     "Moments",
+    "Prediction",
+    "Predictor",
     "Recipe",
     "Run",
     "Silent",
@@ -46,6 +58,7 @@ __all__ = [
     "nets",
     "objectives",
     "open_run",
+    "predict",
     "read_run",
     "smallest_broken_eps",
     "train",

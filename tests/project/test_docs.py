@@ -206,7 +206,7 @@ class Reader:
         short = SHORT.get(words[0], "").split()
         if "--resume" in words:
             short = []  # a run goes on as it began
-        elif "--radius" in words:
+        elif "--radius" in words and "certify" in words:
             short = ["--limit", "4", "--steps", "2"]
         elif "--onnx" in words and words[0] == "certify":
             short = ["--timeout", "600"]

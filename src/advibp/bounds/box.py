@@ -242,9 +242,9 @@ class Box(Summarized, Domain):
         center, radius = self._margins(y)
         return center - radius
 
-    def _margins(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return center and radius (B, K) of the margins."""
-        y = checked_labels(y, self.shape)
+    def _margins(self, y: Tensor, *, check: bool = True) -> tuple[Tensor, Tensor]:
+        """Return center and radius (B, K) of the margins. Labels that were checked before need no check."""
+        y = checked_labels(y, self.shape) if check else y
         label = y.unsqueeze(1)
         center = self.center.gather(1, label) - self.center
         if self._last is None:

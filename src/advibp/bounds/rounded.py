@@ -177,7 +177,7 @@ class Rounded(Domain):
             radius = zonotope.radius * share + sizes + sizes.gather(1, label)
             return zonotope.center, radius.scatter(1, label, 0.0)
         box = self._set
-        center, radius = box._margins(y)  # raises if there are no margins
+        center, radius = box._margins(y, check=not self.rounding.branchless)  # raises if there are no margins
         if box.last is None:
             return center, radius * (1 + 8 * self.rounding.w)
         last, label = box.last, y.unsqueeze(1)

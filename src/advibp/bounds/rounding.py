@@ -40,6 +40,9 @@ class Rounding:
         bounds: dtype in which bounds are computed, float32 or float64.
         doubled: whether the bounds are computed with a float64 copy of a float32 network. A cast to float32 in that
             copy then does not change the dtype of the bounds.
+        branchless: whether the operations depend only on shapes and never on values, so that they can be recorded for
+            one input and run for others. Labels and weights are then not checked: the same pass with
+            branchless=False must run before. Default: False.
 
     Examples:
         >>> import torch
@@ -51,6 +54,7 @@ class Rounding:
     network: torch.dtype
     bounds: torch.dtype
     doubled: bool = False
+    branchless: bool = False
 
     def __post_init__(self) -> None:
         for dtype in (self.network, self.bounds):
@@ -134,6 +138,8 @@ def checked(rounding: Rounding, error: Tensor, share: float) -> Tensor:
         share: error relative to the sum of the terms' magnitudes, so that sum is at most error / share.
     """
     limit = share * rounding.largest
+    if rounding.branchless:
+        return torch.where(error < limit, error, math.inf)
     if error.numel() and not bool(error.amax() < limit):
         return error.masked_fill(~(error < limit), math.inf)
     return error

@@ -8,12 +8,13 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from advibp.cli.certify_command import predict_options, run_attack, run_certify, run_options
+from advibp.cli.certify_command import run_attack, run_certify, run_options
 from advibp.cli.compare_command import compare_options
 from advibp.cli.console import Help, Parser, one_line
 from advibp.cli.data_command import data_options
 from advibp.cli.export_command import export_options
 from advibp.cli.list_commands import methods_options, nets_options, recipes_options
+from advibp.cli.predict_command import predict_options
 from advibp.cli.report_command import report_options
 from advibp.cli.reproduce_command import reproduce_options
 from advibp.cli.sweep_command import sweep_options
@@ -75,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
     sweep_options(add("sweep", help="train and certify several runs, and print one table", formatter_class=Help))
     run_options(add("certify", help="verify test images, or a VNN-LIB property", formatter_class=Help), run_certify)
     run_options(add("attack", help="attack test images", formatter_class=Help), run_attack)
-    predict_options(add("predict", help="classify an image and find its largest certified eps"))
+    predict_options(add("predict", help="classify images and prove their classes", formatter_class=Help))
     report_options(add("report", help="write a web page about runs", formatter_class=Help))
     reproduce_options(add("reproduce", help="reproduce a table or figure of the paper", formatter_class=Help))
     export_options(add("export", help="export a trained network as an ONNX file", formatter_class=Help))

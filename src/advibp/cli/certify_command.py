@@ -1,9 +1,8 @@
-"""The commands `advibp certify`, `attack` and `predict`."""
+"""The commands `advibp certify` and `attack`."""
 
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,18 +15,14 @@ from torch import nn
 from advibp.cli.console import OUT, count, fraction, print_warnings, refuse_ignored, stage_of
 from advibp.cli.named_inputs import Test, own_net
 from advibp.cli.property_command import property_options, run_property
-from advibp.data.formats import single_image as images
 from advibp.display.progress import Counting
 from advibp.errors import UserError
 from advibp.execution.device import resolve_device
-from advibp.execution.own_copy import run_on_copy
 from advibp.recipe import Recipe
 from advibp.runs import open_with_facts
 from advibp.runs.recipe_data import load_data
-from advibp.runs.run_files import stored_warnings
 from advibp.storage import checkpoint
-from advibp.storage.run_folder import RunFolder
-from advibp.verify import Attack, Certificate, certify, largest_proved_eps
+from advibp.verify import Attack, Certificate, certify
 from advibp.verify.argument_checks import check_eps
 from advibp.verify.attack_all import attack_all
 from advibp.verify.certification import arithmetic_of
@@ -55,7 +50,7 @@ def run_options(run_parser: argparse.ArgumentParser, command: Any) -> None:
             const=["complete"],
             help="decide every image, given enough time: --by " + " ".join(complete_verifiers()),
         )
-        _arithmetic_option(run_parser)
+        arithmetic_option(run_parser)
         run_parser.add_argument(
             "--budget",
             type=float,
@@ -98,7 +93,7 @@ def run_options(run_parser: argparse.ArgumentParser, command: Any) -> None:
     run_parser.set_defaults(command=command, parser=run_parser)
 
 
-def _arithmetic_option(parser: argparse.ArgumentParser) -> None:
+def arithmetic_option(parser: argparse.ArgumentParser) -> None:
     """Add --arithmetic."""
     parser.add_argument(
         "--arithmetic",
@@ -106,16 +101,6 @@ def _arithmetic_option(parser: argparse.ArgumentParser) -> None:
         help="what proofs cover: every evaluation in the network's type, in any order of its sums (default), or real "
         "numbers, which ignores rounding as papers do",
     )
-
-
-def predict_options(predict: argparse.ArgumentParser) -> None:
-    """Add the options of `predict`."""
-    predict.add_argument("run", help="folder of a finished run")
-    predict.add_argument("image", nargs="+", help="PNG or JPEG of the right size, or test:17 for test image 17")
-    predict.add_argument("--net", help="your own network: file.py:function or package.module:function")
-    predict.add_argument("--data-root", metavar="DIR", help="folder of the data sets")
-    _arithmetic_option(predict)
-    predict.set_defaults(command=run_predict)
 
 
 def run_certify(args: argparse.Namespace) -> int:
@@ -216,32 +201,6 @@ def _print_radii(net: nn.Module, test: Test, attack: Attack, out: Path, args: ar
     OUT.print(f"half of the images are proved up to eps {half:.4f}; all radii: {out / 'radii.jsonl'}", soft_wrap=True)
 
 
-def run_predict(args: argparse.Namespace) -> None:
-    """Print the class of each image, and the largest eps up to which the class is proved."""
-    net, recipe, facts = open_with_facts(args.run, own_net(args))
-    from_test = any(name.startswith("test:") for name in args.image)
-    test = load_data(recipe, recipe.data, None, args.data_root, validate=False).test if from_test else None
-    arithmetic = arithmetic_of(net, args.arithmetic)
-    print_warnings(stored_warnings(RunFolder(Path(args.run)).summary()))
-    for name in args.image:
-        x, label = _image(name, test, tuple(facts["input_shape"]))
-        with torch.no_grad():
-            logits = run_on_copy(net, x[None])
-        predicted = logits.argmax(1)
-        # Rounded down, because only smaller radii are proved.
-        radius = largest_proved_eps(net, x[None], predicted, arithmetic=args.arithmetic)
-        eps = math.floor(1e4 * float(radius)) / 1e4
-        truth = "" if label is None else f" (label {label})"
-        share = float(logits.softmax(1)[0, predicted])
-        proof = (
-            f"proved for every change of up to eps {eps:.4f} per pixel, in {arithmetic} arithmetic"
-            if eps > 0
-            else "not proved at any eps of 0.0001 or more"
-        )
-        line = f"{escape(name)}: class [bold]{int(predicted)}[/]{truth}, softmax {100 * share:.1f} %, {proof}"
-        OUT.print(line, soft_wrap=True)
-
-
 def _open(args: argparse.Namespace) -> tuple[nn.Module, Recipe, Test]:
     """Open the network, the recipe and the test images of a run."""
     net, recipe, facts = open_with_facts(args.run, own_net(args), args.stage)
@@ -261,16 +220,6 @@ def _open(args: argparse.Namespace) -> tuple[nn.Module, Recipe, Test]:
 def _radii(options: list[float] | None, recipe: Recipe) -> list[float]:
     """The radii of --eps, or the run's eps."""
     return [check_eps(eps) for eps in options or [recipe.eps]]
-
-
-def _image(name: str, test: Test | None, shape: tuple[int, ...]) -> tuple[torch.Tensor, int | None]:
-    """Read an image (C, H, W), and its label if it is a test image."""
-    if test is None or not name.startswith("test:"):
-        return images.read(name, shape), None  # type: ignore[arg-type]
-    if not name[5:].isdecimal() or int(name[5:]) >= len(test):
-        raise UserError(f"'{name}' is not a test image; give test:0 to test:{len(test) - 1}, or an image file.")
-    x, y = test.batch(torch.tensor([int(name[5:])]))
-    return x[0], int(y)
 
 
 def _table(certificate: Certificate, title: str) -> Table:

@@ -103,7 +103,7 @@ class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFo
             action.option_strings = names
 
 
-def print_warnings(messages: Sequence[str]) -> None:
+def print_warnings(messages: Sequence[str], console: Terminal = OUT) -> None:
     """Print warnings, such as those about a collapsed network."""
     for message in messages:
-        OUT.print(f"[bold yellow]warning:[/] {escape(printable(message))}", soft_wrap=True)
+        console.print(f"[bold yellow]warning:[/] {escape(printable(message))}", soft_wrap=True)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.markup import escape
+from torch import nn
 
 from advibp.cli.console import DATA_ROOT, OUT, STAGE, USER_NET, count, fraction, stage_of
 from advibp.cli.named_inputs import own_net
@@ -19,6 +22,8 @@ from advibp.runs import open_with_facts
 from advibp.runs.recipe_data import load_data
 from advibp.storage import checkpoint
 from advibp.verify.argument_checks import check_eps
+from advibp.verify.certification import arithmetic_of, weights_fingerprint
+from advibp.version import __version__
 from advibp.vnncomp import save_onnx, write_vnnlib
 
 
@@ -44,7 +49,8 @@ def export_options(export: argparse.ArgumentParser) -> None:
 
 def run_export(args: argparse.Namespace) -> None:
     net, recipe, facts = open_with_facts(args.run, own_net(args), args.stage)
-    saved = save_onnx(net, args.onnx, facts["input_shape"])
+    metadata = _metadata(args, net, recipe, facts)
+    saved = save_onnx(net, args.onnx, facts["input_shape"], metadata=metadata)
     shape = ", ".join(map(str, ("batch", *facts["input_shape"])))
     operators = ", ".join(f"{count} {name}" for name, count in saved.operators.items())
     OUT.print(f"{saved.path}: {saved.path.stat().st_size:,} bytes, inputs ({shape})", markup=False, soft_wrap=True)
@@ -52,8 +58,22 @@ def run_export(args: argparse.Namespace) -> None:
     OUT.print(
         f"largest difference from onnxruntime: {saved.difference:.1e}, relative to the largest output", markup=False
     )
+    described = ", ".join(f"{name} {json.dumps(value)}" for name, value in metadata.items())
+    OUT.print(f"metadata: {described}", markup=False, soft_wrap=True)
     if args.vnnlib:
         _write_properties(args, recipe, facts["classes"])
+
+
+def _metadata(args: argparse.Namespace, net: nn.Module, recipe: Recipe, facts: dict[str, Any]) -> dict[str, Any]:
+    """Return what a program needs to use the network: classes, eps, range of the inputs, arithmetic."""
+    return {
+        "class_names": facts.get("class_names") or [str(k) for k in range(facts["classes"])],
+        "eps": check_eps(recipe.eps if args.eps is None else args.eps),
+        "input_range": [0.0, 1.0],
+        "arithmetic": arithmetic_of(net),
+        "weights": weights_fingerprint(net),
+        "version": __version__,
+    }
 
 
 def _write_properties(args: argparse.Namespace, recipe: Recipe, classes: int) -> None:

@@ -91,10 +91,10 @@ def open_run(path: str | Path, net: nn.Module | None = None, stage: int | None =
         cert = advibp.certify(run.net, advibp.data.load("mnist").test.take(10), eps=run.recipe.eps)
         ```
     """
-    net, recipe, _ = open_with_facts(path, net, stage)
+    net, recipe, facts = open_with_facts(path, net, stage)
     folder = RunFolder(Path(path))
     summary = folder.summary() if (folder.path / "summary.json").exists() else {}
-    return Run(net, recipe, folder.history(), summary, folder.path)
+    return Run(net, recipe, folder.history(), summary, folder.path, facts)
 
 
 def open_with_facts(

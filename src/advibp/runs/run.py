@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from advibp.moved import RenamedKeys
 from advibp.recipe import Recipe
 from advibp.runs.run_plot import plot_history
 from advibp.storage.metric_names import OLD_NAMES
+from advibp.verify import CollapseWarning, Predictor
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,6 +29,7 @@ class Run(Summarized):
             fractions, seconds.
         summary: contents of summary.json: command, seconds, number of parameters, validation errors, hardware.
         path: the run's folder; None if `train` was called without `out`.
+        facts: input_shape and classes of the network, and class_names if they are known.
 
     Examples:
         >>> import torch, advibp
@@ -46,6 +48,7 @@ class Run(Summarized):
     history: list[dict[str, Any]]
     summary: dict[str, Any]
     path: Path | None
+    facts: dict[str, Any] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Any]:
         """Deprecated: `open_run` returned the pair (net, recipe)."""
@@ -75,6 +78,49 @@ class Run(Summarized):
             if isinstance(validation.get(key), int | float):
                 facts[key] = f"{100 * validation[key]:.2f} %"
         return {**facts, "path": None if self.path is None else str(self.path)}
+
+    def predictor(self, **options: Any) -> Predictor:
+        """Return an object that classifies images with certificates, prepared for many calls.
+
+        A network that collapsed in training gives a `CollapseWarning`.
+
+        Args:
+            options: as for `advibp.Predictor`: eps, radius, by, arithmetic, tolerance, fast.
+
+        Raises:
+            UserError: an option is wrong, or the network can't be certified.
+
+        Examples:
+            ```python
+            predictor = advibp.open_run("runs/first").predictor(eps=0.1, fast=True)
+            prediction = predictor(image)
+            ```
+        """
+        for message in self.summary.get("warnings") or []:
+            warnings.warn(str(message), CollapseWarning, stacklevel=2)
+        names = {"class_names": self.facts.get("class_names"), "input_shape": self.facts.get("input_shape")}
+        return Predictor(self.net, **{**names, **options})
+
+    def predict(self, x: Any, **options: Any) -> Any:
+        """Classify images, and prove their classes. See `advibp.predict`.
+
+        Args:
+            x: one image (C, H, W) or a batch (B, C, H, W): a tensor or an array, floating point in [0, 1], or uint8.
+            options: as for `advibp.Predictor`: eps, radius, by, arithmetic, tolerance.
+
+        Returns:
+            A `Prediction` for one image, a list of them for a batch.
+
+        Raises:
+            UserError: an argument is wrong, or the network can't be certified.
+
+        Examples:
+            ```python
+            run = advibp.open_run("runs/first")
+            print(run.predict(image, eps=0.1).certified)
+            ```
+        """
+        return self.predictor(**options)(x)
 
     def plot(self) -> Any:
         """Plot losses, errors on the validation images, eps, and the shares of the weighting's branches over epochs.

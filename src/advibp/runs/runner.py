@@ -141,7 +141,9 @@ class Runner:
 
 
 def _model_facts(training: Training) -> dict[str, Any]:
-    return {"input_shape": list(training.data.input_shape), "classes": training.data.classes}
+    data = training.data
+    names = {} if data.class_names is None else {"class_names": list(data.class_names)}
+    return {"input_shape": list(data.input_shape), "classes": data.classes, **names}
 
 
 def _finish(
@@ -173,7 +175,7 @@ def _finish(
     if folder:
         folder.save_model(training.net.state_dict(), _model_facts(training))
         folder.write_summary(summary)
-    return Run(training.net, recipe, history, summary, folder.path if folder else None)
+    return Run(training.net, recipe, history, summary, folder.path if folder else None, _model_facts(training))
 
 
 def _collapse(training: Training) -> list[str]:

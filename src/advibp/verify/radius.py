@@ -145,18 +145,18 @@ def _bisect(
         middle = (proved + failed) / 2
         if bool(((middle == proved) | (middle == failed)).all()):  # neighboring numbers
             break
-        eps = _per_image(middle, x)
-        holds = _proved(net, Box.ball(x, eps) if real else Rounded.ball(x, eps), y, by)
+        eps = per_image(middle, x)
+        holds = proved_images(net, Box.ball(x, eps) if real else Rounded.ball(x, eps), y, by)
         proved, failed = torch.where(holds, middle, proved), torch.where(holds, failed, middle)
     return proved
 
 
-def _per_image(eps: Tensor, x: Tensor) -> Tensor:
+def per_image(eps: Tensor, x: Tensor) -> Tensor:
     """Reshape radii (B,) so that they broadcast to images x (B, ...)."""
     return eps.view(-1, *[1] * (x.dim() - 1))
 
 
-def _proved(net: nn.Module, inputs: Box | Rounded, y: Tensor, by: Sequence[str]) -> Tensor:
+def proved_images(net: nn.Module, inputs: Box | Rounded, y: Tensor, by: Sequence[str]) -> Tensor:
     """Which images are proved (B,). Each verifier runs only on the images that the earlier ones could not prove."""
     proof, left = Proof(net, inputs, y), torch.arange(len(y), device=y.device)
     holds = torch.zeros(len(y), dtype=torch.bool, device=y.device)
@@ -200,7 +200,7 @@ def smallest_broken_eps(
         left = torch.nonzero((nearest.clamp(max=1) - below > tolerance) & (tried > 0)).flatten()
         if len(left) == 0:
             return nearest
-        eps = _per_image(tried[left], x).clamp(max=1)
+        eps = per_image(tried[left], x).clamp(max=1)
         selected = None if generators is None else [generators[i] for i in left.tolist()]
         attacked = attack(net, x[left], y[left], eps, selected)
         distance = (attacked.x_adv - x[left]).abs().flatten(1).amax(1)

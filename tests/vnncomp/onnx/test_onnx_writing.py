@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -123,3 +124,23 @@ def test_error_messages_are_one_line(command: str, run: Path, capsys: pytest.Cap
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert said.count("\n") == 1
+
+
+def test_metadata_is_read_back(tmp_path: Path) -> None:
+    net, path = built("dm-small"), tmp_path / "net.onnx"
+    facts = {"class_names": ["zero", "größer", '"quoted"'], "eps": 8 / 255, "input_range": [0.0, 1.0]}
+    advibp.vnncomp.save_onnx(net, path, (1, 28, 28), metadata=facts)
+    onnx.checker.check_model(str(path), full_check=True)
+    entries = {entry.key: json.loads(entry.value) for entry in onnx.load(str(path)).metadata_props}
+    assert entries == {f"advibp.{name}": value for name, value in facts.items()}
+    assert advibp.vnncomp.onnx_metadata(path) == facts
+    advibp.vnncomp.load_onnx(path)
+    advibp.vnncomp.save_onnx(net, path, (1, 28, 28))
+    assert advibp.vnncomp.onnx_metadata(path) == {}
+    model = onnx.load(str(path))
+    model.metadata_props.add(key="advibp.eps", value="no JSON")
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(UserError, match="not valid JSON"):
+        advibp.vnncomp.onnx_metadata(path)
+    with pytest.raises(UserError, match="no such file"):
+        advibp.vnncomp.onnx_metadata(tmp_path / "none.onnx")

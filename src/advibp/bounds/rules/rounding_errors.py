@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from advibp.bounds.box import Box
-from advibp.bounds.domain import Func, name_of, unsupported
+from advibp.bounds.domain import Func, name_of, spellings, unsupported
 from advibp.bounds.rounding import Rounding, checked, size
 
 #: Relative error of a library function such as exp or tanh, in units u: eight units in the last place. The libraries of
@@ -27,6 +27,7 @@ COPIES = {
     *("clone", "flip", "roll", "repeat", "tile", "index_select", "gather"),
     *("pixel_shuffle", "pixel_unshuffle", "channel_shuffle"),
 }
+_TRANSPOSED = frozenset(spellings("conv_transpose1d conv_transpose2d conv_transpose3d"))
 #: Monotone operations that select an element; `clamp` rounds its limits.
 _SELECTING = {
     *("relu6", "hardtanh", "clamp", "clip", "clamp_min", "clamp_max", "amax", "amin"),
@@ -88,7 +89,7 @@ def product(func: Func, rule: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     magnitude = weight.detach().abs().clamp(min=rounding.negligible)
     outputs, inputs = len(weight), weight[0].numel()
     channels, terms, back = outputs, inputs, outputs * (weight[0, 0].numel() if weight.dim() > 2 else 1)
-    if "transpose" in name_of(func):
+    if func in _TRANSPOSED:
         groups = int(positional[3] if len(positional) > 3 else options.get("groups", 1))
         channels, terms, back = weight.shape[1] * groups, back, terms
     return Product(
@@ -175,7 +176,7 @@ def _div(rounding: Rounding, func: Func, args: Any, kwargs: dict[str, Any], resu
     """torch may divide by a number, or multiply by its reciprocal."""
     divisor = size(args[1])
     smallest = divisor.min() if isinstance(divisor, Tensor) else divisor
-    if not float(smallest) > rounding.negligible:
+    if not rounding.branchless and not float(smallest) > rounding.negligible:
         unsupported("the rounding error of a division by a number close to 0 has no bound", "scale the network.")
     # The reciprocal of a large divisor may be flushed to zero.
     sizes = size(args[0])
@@ -195,7 +196,10 @@ def _batch_norm(rounding: Rounding, func: Func, args: Any, kwargs: dict[str, Any
     assert isinstance(mean, Tensor)
     assert isinstance(var, Tensor)
     shape = (-1, *[1] * (arguments["input"].ndim - 2))
-    if not (bool((var >= 0).all()) and float((var + arguments.get("eps", 1e-5)).min()) > rounding.negligible):
+    enough = rounding.branchless or (
+        bool((var >= 0).all()) and float((var + arguments.get("eps", 1e-5)).min()) > rounding.negligible
+    )
+    if not enough:
         unsupported("the rounding error of BatchNorm with a variance close to 0 has no bound", "raise its eps.")
     inverse = (var + arguments.get("eps", 1e-5)).detach().rsqrt().view(shape)
     inputs = size(arguments["input"]).add_(mean.detach().abs().view(shape) + rounding.negligible)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 #: Numpy names of the supported element types, by their code in the ONNX format.
 TYPES = {1: "float32", 2: "uint8", 3: "int8", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 11: "float64"}
 _HALF = {10, 16}  # float16, bfloat16
+#: Start of the keys that advibp writes to metadata_props.
+PREFIX = "advibp."
 _OLDEST_OPSET = 7  # earlier opsets have other broadcasting rules
 
 
@@ -35,6 +39,34 @@ def read(path: Path) -> Graph:
     """Return the graph of a file with one input and one output."""
     model = _parsed(path)
     return _graph(model, _External(path.parent))
+
+
+def metadata_of(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the facts that `advibp export` has written to an ONNX file. Also: `advibp.vnncomp.onnx_metadata`.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The facts by name: class_names, eps, input_range, arithmetic, ...; {} for a file of another program.
+
+    Raises:
+        UserError: the file is not an ONNX file, or a fact is not valid JSON.
+
+    Examples:
+        >>> import torch, advibp
+        >>> _ = advibp.vnncomp.save_onnx(torch.nn.Linear(2, 3), "first.onnx", (2,), metadata={"eps": 0.1})
+        >>> advibp.vnncomp.onnx_metadata("first.onnx")
+        {'eps': 0.1}
+    """
+    try:
+        entries = _parsed(Path(path)).metadata_props
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    try:
+        return {e.key.removeprefix(PREFIX): json.loads(e.value) for e in entries if e.key.startswith(PREFIX)}
+    except (ValueError, RecursionError):
+        raise UserError(f"{path} has metadata that is not valid JSON; export the network again.") from None
 
 
 def _parsed(path: Path) -> ModelProto:

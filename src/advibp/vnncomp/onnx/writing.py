@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import os
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from advibp.errors import UserError
 from advibp.execution.own_copy import copied, run_on_copy
 from advibp.storage.checkpoint import write_atomically
+from advibp.vnncomp.onnx.onnx_file import PREFIX
 from advibp.vnncomp.onnx.onnx_limits import MAX_BYTES, MISSING_PACKAGES
 
 if TYPE_CHECKING:
@@ -48,7 +50,13 @@ class Saved:
     difference: float
 
 
-def save(net: nn.Module, path: str | os.PathLike[str], input_shape: Sequence[int]) -> Saved:
+def save(
+    net: nn.Module,
+    path: str | os.PathLike[str],
+    input_shape: Sequence[int],
+    *,
+    metadata: Mapping[str, Any] | None = None,
+) -> Saved:
     """Save a network as an ONNX file. Also: `advibp.vnncomp.save_onnx`.
 
     The network is exported in evaluation mode, with its weights inside the file and a dynamic batch size. Before the
@@ -59,6 +67,8 @@ def save(net: nn.Module, path: str | os.PathLike[str], input_shape: Sequence[int
         net: any module (B, *input_shape) -> (B, K). It is not changed.
         path: the file to write.
         input_shape: shape of one input, without the batch axis.
+        metadata: facts for other programs, such as class_names and eps. They are written to metadata_props of the file
+            with the prefix "advibp.", each as JSON. `metadata_of` reads them.
 
     Raises:
         UserError: torch can't export the network, or the outputs of onnxruntime differ.
@@ -78,6 +88,8 @@ def save(net: nn.Module, path: str | os.PathLike[str], input_shape: Sequence[int
     generator = torch.Generator().manual_seed(0)
     batches = [torch.rand(images, *shape, dtype=like.dtype, generator=generator) for images in (3, 1)]
     model = _export(net_copy, batches[0])
+    for name, value in (metadata or {}).items():
+        model.metadata_props.add(key=f"{PREFIX}{name}", value=json.dumps(value))
     content = model.SerializeToString()
     if len(content) > MAX_BYTES:
         raise UserError(f"the network has {len(content):,} bytes; an ONNX file can have at most {MAX_BYTES:,}.")

@@ -1,0 +1,328 @@
+"""Classify images with a certificate: the class, whether it is proved at eps, and the largest eps that is proved."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from advibp.bounds import Box
+from advibp.bounds.rounded import Rounded
+from advibp.errors import UserError
+from advibp.execution.modes import preserve_modes
+from advibp.execution.own_copy import run_on_copy
+from advibp.verify.argument_checks import check_eps, check_net, is_finite, named, shortened
+from advibp.verify.certification import arithmetic_of
+from advibp.verify.precision import check_types, full_precision
+from advibp.verify.radius import per_image, proved_images
+from advibp.verify.radius_search import FIRST_RADII, search_radii
+from advibp.verify.recorded_bounds import Program, record
+from advibp.verify.selftest import check_function
+from advibp.verify.verifiers import bounding_verifiers, check_arithmetic, in_order
+
+USAGE = "predict(net, x, eps=0.1)"
+
+#: Images of a batch that are bounded together.
+TOGETHER = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """The class of one image, and what is proved about it.
+
+    Attributes:
+        index: The predicted class; -1 if the logits are not finite.
+        name: Name of the class; its number if the names are not known.
+        score: Softmax of the class, from 0 to 1.
+        eps: The eps at which the class was to be proved; None if none was given.
+        certified: Whether the class is proved for every change of up to `eps` per pixel; None without `eps`.
+        radius: Largest eps that was proved, up to the tolerance of the search; None if it was not asked for.
+        arithmetic: What the proof covers: "float32", "float64" or "real".
+
+    Examples:
+        >>> from advibp.verify import Prediction
+        >>> proof = dict(eps=0.1, certified=False, radius=None, arithmetic="float32")
+        >>> Prediction(index=3, name="3", score=0.9, **proof).abstains
+        True
+    """
+
+    index: int
+    name: str
+    score: float
+    eps: float | None
+    certified: bool | None
+    radius: float | None
+    arithmetic: str
+
+    @property
+    def abstains(self) -> bool:
+        """Whether the class should not be used: it is not proved at `eps`, or not at any eps."""
+        return self.index < 0 or not (self.radius if self.certified is None else self.certified)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields for JSON: class, name, score, eps, certified, abstains, radius, arithmetic."""
+        return {
+            "class": self.index,
+            "name": self.name,
+            "score": round(self.score, 6),
+            "eps": self.eps,
+            "certified": self.certified,
+            "abstains": self.abstains,
+            "radius": self.radius,
+            "arithmetic": self.arithmetic,
+        }
+
+
+class Predictor:
+    """Classifies images with certificates. It prepares a network once, and is then called for one image or many.
+
+    The predictor keeps its own copy of the network, so that later changes of `net` have no effect. The same predictor
+    may be used by several threads.
+
+    Args:
+        net: The network. It is used in evaluation mode and is not changed.
+        eps: Prove the class at this eps, a number in (0, 1] or a text such as "8/255". Default: None.
+        radius: Also find the largest eps that is proved. Default: only if `eps` is None.
+        by: Names of verifiers that are not searches. Default: IBP.
+        arithmetic: What the proofs cover, as in `certify`. Default: every evaluation in the network's own type.
+        class_names: Names of the classes. Default: their numbers.
+        input_shape: Shape of one image. Default: None; then images are (C, H, W) or (F,), and batches have one more
+            dimension.
+        tolerance: The search for the radius stops when a radius that is larger by this much is not proved. Default:
+            1e-4.
+        fast: Record the IBP pass of single images as a program, which takes a few seconds and makes later calls several
+            times faster. The results are the same. Needs `input_shape`. Default: False.
+
+    Raises:
+        UserError: If an argument is wrong, or the network can't be certified.
+
+    Examples:
+        >>> import torch, advibp
+        >>> net = advibp.nets.build("FC 4", input_shape=(1, 2, 2), classes=3, seed=0)
+        >>> predictor = advibp.Predictor(net, eps=0.001, class_names=["a", "b", "c"])
+        >>> one = predictor(torch.full((1, 2, 2), 0.5))
+        >>> one.name in "abc", one.certified, one.radius
+        (True, True, None)
+        >>> len(predictor(torch.rand(5, 1, 2, 2)))
+        5
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        eps: float | str | None = None,
+        radius: bool | None = None,
+        by: str | Sequence[str] = ("ibp",),
+        arithmetic: str | None = None,
+        class_names: Sequence[str] | None = None,
+        input_shape: Sequence[int] | None = None,
+        tolerance: float = 1e-4,
+        fast: bool = False,
+    ) -> None:
+        check_net(net, None, USAGE)
+        self.eps = None if eps is None else check_eps(eps)
+        self.radius = eps is None if radius is None else radius
+        self.by = in_order(by, list(bounding_verifiers()))
+        if not is_finite(tolerance) or not tolerance > 0:
+            raise UserError(f"tolerance is {shortened(tolerance)}, but must be a number above 0, such as 1e-4.")
+        self.tolerance = float(tolerance)
+        self.arithmetic = arithmetic_of(net, arithmetic)
+        check_arithmetic(self.by, self.arithmetic)
+        self.class_names = None if class_names is None else [str(name) for name in class_names]
+        self.input_shape = None if input_shape is None else tuple(input_shape)
+        first = next(net.parameters(), None)
+        if first is None:
+            raise UserError("The network has no parameters; there is nothing to certify.")
+        self._like = first.detach()[..., :0].clone()
+        self._net, self._is_copy = _copied(net)
+        self._programs: dict[int, Program] = {}
+        self._tested = False
+        if self.input_shape is not None:
+            with self._certifying():
+                self._test(torch.full((1, *self.input_shape), 0.5, dtype=self._like.dtype, device=self._like.device))
+        if fast:
+            self._record()
+
+    @property
+    def fast(self) -> bool:
+        """Whether the IBP pass of single images is recorded."""
+        return bool(self._programs)
+
+    def __call__(self, x: Any) -> Any:
+        """Classify images.
+
+        Args:
+            x: One image (C, H, W), or a batch (B, C, H, W): a tensor or an array, floating point in [0, 1], or uint8
+                from 0 to 255. They are converted to the network's type; proofs are about the converted images.
+
+        Returns:
+            A `Prediction` for one image, a list of them for a batch.
+
+        Raises:
+            UserError: If the shape, the type or the pixels are wrong.
+        """
+        images, single = self._images(x)
+        with self._certifying():
+            self._test(images)
+            predictions = [one for part in images.split(TOGETHER) for one in self._predict(part)]
+        return predictions[0] if single else predictions
+
+    def _certifying(self) -> ExitStack:
+        """Return the context of a proof: full precision, no gradients, evaluation mode."""
+        check_types(self._net) if not self._is_copy else _check_autocast(self._like)
+        stack = ExitStack()
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(full_precision())
+        if not self._is_copy:
+            stack.enter_context(preserve_modes(self._net))
+            self._net.eval()
+        return stack
+
+    def _images(self, x: Any) -> tuple[Tensor, bool]:
+        """Return a batch of images in the type of the network, and whether one image was given."""
+        if not isinstance(x, Tensor | np.ndarray):
+            raise UserError(f"The images are {named(x)}, but must be a tensor or an array: call {USAGE}.")
+        try:
+            images = torch.as_tensor(x).detach()
+        except (TypeError, ValueError, RuntimeError):
+            raise UserError(f"The images are of type {x.dtype}; give floats in [0, 1], or uint8.") from None
+        shape = tuple(images.shape)
+        if self.input_shape is not None:
+            single = shape == self.input_shape
+            if not single and shape[1:] != self.input_shape:
+                raise UserError(
+                    f"The images have shape {shape}; expected {self.input_shape} for one image, or "
+                    f"{('B', *self.input_shape)} for a batch.".replace("'", "")
+                )
+        else:
+            single = len(shape) in (1, 3)
+        if images.dtype == torch.uint8:
+            images = images.to(torch.float32) / 255
+        if not images.is_floating_point():
+            raise UserError(f"The images are of type {images.dtype}; give floats in [0, 1], or uint8.")
+        images = (images[None] if single else images).to(self._like.device, self._like.dtype)
+        low, high = map(float, images.aminmax()) if images.numel() else (0.0, 0.0)  # NaN if any pixel is
+        if not (low >= 0 and high <= 1):
+            raise UserError("The images leave [0, 1] or hold NaN; scale them to [0, 1].")
+        return images, single
+
+    def _test(self, images: Tensor) -> None:
+        """Test once that the network is a function of one image, on these images and on noise."""
+        if not self._tested and len(images):
+            check_function(self._net, images)
+            self._tested = True
+
+    def _record(self) -> None:
+        """Record the IBP pass of one image, and of the radii of one round of the search."""
+        if self.input_shape is None:
+            raise UserError("fast needs the shape of an image; give input_shape, such as (1, 28, 28).")
+        if self.by != ["ibp"] or self.arithmetic == "real" or not self._is_copy:
+            return
+        sizes = [1] * (self.eps is not None) + [len(FIRST_RADII)] * bool(self.radius)
+        with self._certifying():
+            for size in sizes:
+                program = record(self._net, (size, *self.input_shape), self._like.dtype, self._like.device)
+                if program is not None:
+                    self._programs[size] = program
+
+    def _predict(self, x: Tensor) -> list[Prediction]:
+        if not len(x):  # the split of an empty batch has one part
+            return []
+        logits = run_on_copy(self._net, x)
+        if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(x):
+            raise UserError("The network does not return logits of shape (images, classes).")
+        finite, y = logits.isfinite().all(1), logits.argmax(1)
+        proofs = self._proofs(x, y, finite)
+        scores = logits.softmax(1).amax(1).nan_to_num().tolist()
+        return [
+            Prediction(
+                index=index if ok else -1,
+                name=self._name(index) if ok else "",
+                score=score,
+                eps=self.eps,
+                certified=certified,
+                radius=radius,
+                arithmetic=self.arithmetic,
+            )
+            for index, ok, score, (certified, radius) in zip(y.tolist(), finite.tolist(), scores, proofs, strict=True)
+        ]
+
+    def _proofs(self, x: Tensor, y: Tensor, finite: Tensor) -> Sequence[tuple[bool | None, float | None]]:
+        """Return for each image whether it is proved at eps, and its radius."""
+        holds = [] if self.eps is None else ((self._margins(x, self.eps, y) > 0) & finite).tolist()
+        radii = (self._radii(x, y) * finite).tolist() if self.radius else []
+        if self.eps is None or not self.radius:
+            return [(h, r) for h, r in zip(holds or [None] * len(x), radii or [None] * len(x), strict=True)]
+        # Both are proofs, which may differ by the rounding of the bounds. A proof at one eps holds at smaller ones.
+        eps = self.eps
+        return [(h or r >= eps, max(r, eps) if h else r) for h, r in zip(holds, radii, strict=True)]
+
+    def _name(self, index: int) -> str:
+        known = self.class_names is not None and index < len(self.class_names)
+        return self.class_names[index] if known else str(index)  # type: ignore[index]
+
+    def _margins(self, x: Tensor, eps: float | Tensor, y: Tensor) -> Tensor:
+        """Return a number for each image (B,) that is above 0 if its class is proved at its eps."""
+        if self.arithmetic == "real":
+            ball: Box | Rounded = Box.ball(x, eps)
+        else:
+            ball = Rounded.ball(x, eps)
+            program = self._programs.get(len(x))
+            if program is not None:
+                return program(ball.center, ball.radius, y)
+        if self.by == ["ibp"]:
+            return run_on_copy(self._net, ball).lower_margins(y).scatter(1, y[:, None], torch.inf).amin(1)
+        return proved_images(self._net, ball, y, self.by).to(x.dtype) - 0.5
+
+    def _radii(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return for each image (B,) a large proved eps; 0 if none is proved."""
+        labels, repeated = y.repeat_interleave(len(FIRST_RADII)), x.repeat_interleave(len(FIRST_RADII), 0)
+
+        def margins(radii: Tensor) -> Tensor:
+            return self._margins(repeated, per_image(radii.flatten(), x), labels).view_as(radii)
+
+        return search_radii(margins, len(x), x, self.tolerance)
+
+
+def _copied(net: nn.Module) -> tuple[nn.Module, bool]:
+    """Return a copy of the network in evaluation mode; the network itself if it can't be copied."""
+    try:
+        return copy.deepcopy(net).eval().requires_grad_(False), True
+    except Exception:  # such as networks with weights that are results of computations
+        return net, False
+
+
+def _check_autocast(like: Tensor) -> None:
+    if torch.is_autocast_enabled(like.device.type):
+        raise UserError(f"autocast is on for {like.device.type}; predict outside of torch.autocast.")
+
+
+def predict(net: nn.Module, x: Any, **options: Any) -> Any:
+    """Classify images, and prove their classes. To classify many images one after the other, use a `Predictor`.
+
+    Args:
+        net: The network. It is used in evaluation mode and is not changed.
+        x: One image (C, H, W) or a batch (B, C, H, W): a tensor or an array, floating point in [0, 1], or uint8.
+        options: As for `Predictor`: eps, radius, by, arithmetic, class_names, input_shape, tolerance.
+
+    Returns:
+        A `Prediction` for one image, a list of them for a batch.
+
+    Raises:
+        UserError: If an argument is wrong, or the network can't be certified.
+
+    Examples:
+        >>> import torch, advibp
+        >>> net = advibp.nets.build("FC 4", input_shape=(1, 2, 2), classes=3, seed=0)
+        >>> advibp.predict(net, torch.full((1, 2, 2), 0.5)).radius > 0
+        True
+    """
+    return Predictor(net, **options)(x)
