@@ -1,6 +1,9 @@
-"""UserError, the exception for wrong input."""
+"""UserError, the exception for wrong input, and suggestions for mistyped names."""
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 
 class UserError(ValueError):
@@ -16,3 +19,24 @@ class UserError(ValueError):
             print(error)
         ```
     """
+
+
+def suggestion(name: object, known: Iterable[str], otherwise: str = "") -> str:
+    """Return the end of a message about an unknown name.
+
+    Args:
+        name: what the user wrote.
+        known: the names that exist.
+        otherwise: the end if no name is similar; by default a list of all names.
+
+    Returns:
+        "did you mean NAME?", or `otherwise`.
+    """
+    names = list(known)
+    near = difflib.get_close_matches(str(name), names, 1)
+    return f"did you mean {near[0]}?" if near else otherwise or f"choose from {', '.join(names)}."
+
+
+#: Names by which other libraries choose the norm of the perturbation.
+NORM_NAMES = ("norm", "p", "ord", "p_norm", "threat_model")
+ONLY_LINF = "only l_inf is supported: eps is the largest change of each input"

@@ -6,7 +6,6 @@ from a recipe or a run's folder.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import re
@@ -18,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from advibp.errors import UserError
+from advibp.errors import UserError, suggestion
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
@@ -64,8 +63,7 @@ def load(spec: str, make: Callable[[Any], T], *, like: Callable[[Any], bool], ki
         module = _load_file(Path(place)) if is_file else importlib.import_module(place)
         value = getattr(module, name, None)
         if value is None or not like(value):
-            near = difflib.get_close_matches(name, [n for n, v in vars(module).items() if like(v)], 1)
-            hint = f"did you mean {near[0]}?" if near else f"{wanted}."
+            hint = suggestion(name, [n for n, v in vars(module).items() if like(v)], f"{wanted}.")
             raise UserError(f"{place} has no {kind} '{name}'; {hint}")
         return make(value)
 

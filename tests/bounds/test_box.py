@@ -443,7 +443,7 @@ def test_contiguous_and_dropout_in_evaluation_return_the_box_itself() -> None:
         (nn.GELU(), "gelu has no rule"),
         (nn.LayerNorm(6), "layer_norm has no rule"),
         (nn.BatchNorm1d(6), r"BatchNorm in training mode.* call net.eval\(\)"),
-        (nn.Dropout(), r"dropout in training mode.* call net.eval\(\)"),
+        (nn.Dropout(), r"dropout in training mode.* evaluation mode \(layer.eval\(\)"),
         (nn.MaxPool1d(2, return_indices=True), "return_indices"),
         (nn.AdaptiveMaxPool1d(2, return_indices=True), "return_indices"),
         (nn.Softplus(threshold=1), "softplus has a rule only for"),

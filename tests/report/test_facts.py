@@ -36,13 +36,6 @@ def test_large_whole_numbers_are_shown_to_the_last_digit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("eps", "said"), [(0.3, "0.3"), (8 / 255, "8/255"), (2.2 / 255, "0.00862745"), (0.0123, "0.0123"), (1.0, "1")]
-)
-def test_eps_is_formatted(eps: float, said: str) -> None:
-    assert facts.format_eps(eps) == said
-
-
-@pytest.mark.parametrize(
     ("seconds", "said"), [(4.26, "4.3 s"), (59.97, "60.0 s"), (61, "1 min"), (3599, "1 h 00 min"), (5903, "1 h 38 min")]
 )
 def test_times_are_formatted(seconds: float, said: str) -> None:

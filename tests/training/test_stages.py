@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from advibp import Box, Recipe, UserError, attacks, certify, data, open_run, train
 from advibp.cli import main
 from advibp.data import Data
+from advibp.execution.modes import mode_warnings
 from advibp.runs.training_display import Silent
 from advibp.schedules import Course
 from advibp.training import Training
@@ -361,3 +362,27 @@ def test_layers_get_the_mode_they_came_in_back(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         train(net, halves(), show=Plug(10), **SHORT)
     assert [module.training for module in net.modules()] == before
+
+
+def test_dropout_is_off_in_training_and_its_mode_is_restored() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Identity(), nn.Linear(8, 2))
+    plain.load_state_dict(net.state_dict())
+    x, y = torch.rand(40, 1, 4, 4, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
+    images = data.from_tensors(x, y, x, y, validation=10)
+    options: dict[str, Any] = {"eps": 0.1, "epochs": 3, "warmup_natural": 1, "warmup_adversarial": 0.5, "ramp": 1}
+    options |= {"show": Silent(), "init": "given"}
+    with pytest.warns(UserWarning, match="Dropout is off"):
+        train(net, images, **options)
+    train(plain, images, **options)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), plain.parameters(), strict=True))
+    assert net[3].training
+
+
+def test_a_network_with_batchnorm_in_evaluation_mode_gives_a_warning() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    assert mode_warnings(net) == []
+    assert "net.train()" in mode_warnings(net.eval())[0]
+    net.train()[2].eval()  # frozen on purpose
+    assert mode_warnings(net) == []
+    assert mode_warnings(nn.Sequential(nn.Flatten(), nn.Linear(16, 2), nn.Dropout(0.0)).eval()) == []

@@ -20,6 +20,7 @@ from advibp.attacks.attack_checks import check_attack
 from advibp.attacks.attack_loss import LossName, Net, attack_loss, targeted_loss
 from advibp.attacks.feasible_set import Range
 from advibp.attacks.restarts import AttackResult, Iterates, run_restarts
+from advibp.execution.keywords import known_keywords
 
 ALPHA = 0.75  # weight of the gradient step in an update; the rest is momentum
 RHO = 0.75  # the step size is halved if a smaller share of the updates raised the loss
@@ -128,6 +129,7 @@ class _AdaptiveSteps:
         iterates.update(sign, ALPHA if step else 1.0)
 
 
+@known_keywords
 def linf_apgd(
     net: Net,
     x: Tensor,

@@ -17,6 +17,7 @@ from advibp.attacks.attack_checks import check_attack
 from advibp.attacks.attack_loss import LossName, Net, attack_loss, gradient_sign
 from advibp.attacks.feasible_set import Range, feasible, uniform_start
 from advibp.attacks.restarts import AttackResult, Iterates, run_restarts
+from advibp.execution.keywords import known_keywords
 
 
 def linf_gradient_steps(
@@ -58,6 +59,7 @@ def linf_gradient_steps(
     return now
 
 
+@known_keywords
 def linf_fgsm(
     net: Net,
     x: Tensor,
@@ -113,6 +115,7 @@ class _SignedSteps:
         iterates.now = torch.clamp(moved, iterates.lower, iterates.upper)
 
 
+@known_keywords
 def linf_pgd(
     net: Net,
     x: Tensor,

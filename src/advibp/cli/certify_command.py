@@ -15,6 +15,7 @@ from torch import nn
 from advibp.cli.console import OUT, count, fraction, print_warnings, refuse_ignored, stage_of
 from advibp.cli.named_inputs import Test, own_net
 from advibp.cli.property_command import property_options, run_property
+from advibp.display.eps import format_eps
 from advibp.display.progress import Counting
 from advibp.errors import UserError
 from advibp.execution.device import resolve_device
@@ -141,7 +142,9 @@ def run_certify(args: argparse.Namespace) -> int:
     for radius in certificate.eps:
         images = certificate.real_proofs(radius)
         if images:
-            OUT.print(f"eps {radius:g}: {images} more would be proved in real arithmetic, which ignores rounding")
+            OUT.print(
+                f"eps {format_eps(radius)}: {images} more would be proved in real arithmetic, which ignores rounding"
+            )
     print_warnings(certificate.warnings())
     _print_attacks(certificate, attack, args.seed)
     if len(in_order(args.by)) > 1:
@@ -169,7 +172,7 @@ def run_attack(args: argparse.Namespace) -> None:
         tensors = {"x_adv": result.x_adv, "broken": result.broken}
         checkpoint.save(file, tensors, {"eps": eps, "attack": str(attack)})
         shares = [f"{100 * float(mask.float().mean()):.2f} %" for mask in (result.wrong, result.broken)]
-        table.add_row(f"{eps:g}", str(len(test)), *shares)
+        table.add_row(format_eps(eps), str(len(test)), *shares)
         OUT.print(f"adversarial examples: {file}", style="dim", markup=False, soft_wrap=True)
     OUT.print(table)
 
@@ -195,7 +198,7 @@ def _print_radii(net: nn.Module, test: Test, attack: Attack, out: Path, args: ar
     table = Table("eps", "certified accuracy", "accuracy under attack", title=escape(title))
     points = curve(records, [k / 20 for k in range(1, 11)])
     for eps, proved, unbroken in points:
-        table.add_row(f"{eps:g}", f"{100 * proved:.2f} %", f"{100 * unbroken:.2f} %")
+        table.add_row(format_eps(eps), f"{100 * proved:.2f} %", f"{100 * unbroken:.2f} %")
     OUT.print(table)
     half = median(r.proved for r in records)
     OUT.print(f"half of the images are proved up to eps {half:.4f}; all radii: {out / 'radii.jsonl'}", soft_wrap=True)
@@ -249,5 +252,5 @@ def _deciders(certificate: Certificate) -> Table:
     table = Table("eps", "decided by", "verdict", "images", "seconds per image", title="decisions by check")
     for eps in certificate.eps:
         for d in certificate.outcomes(eps):
-            table.add_row(f"{eps:g}", d.by or "undecided", d.verdict, str(d.images), f"{d.seconds:.4f}")
+            table.add_row(format_eps(eps), d.by or "undecided", d.verdict, str(d.images), f"{d.seconds:.4f}")
     return table

@@ -15,6 +15,7 @@ from torch import nn
 
 from advibp.cli.console import DATA_ROOT, OUT, STAGE, USER_NET, count, fraction, stage_of
 from advibp.cli.named_inputs import own_net
+from advibp.display.eps import format_eps
 from advibp.display.progress import Counting
 from advibp.errors import UserError
 from advibp.recipe import Recipe
@@ -95,4 +96,6 @@ def _write_properties(args: argparse.Namespace, recipe: Recipe, classes: int) ->
             rows.writerow([args.onnx, file, args.timeout])
             counting.progress(eps, i + 1, len(test))
     checkpoint.write_atomically(folder / "instances.csv", table.getvalue())
-    OUT.print(f"{len(test)} properties at eps {eps:g}: {escape(str(folder / 'instances.csv'))}", soft_wrap=True)
+    OUT.print(
+        f"{len(test)} properties at eps {format_eps(eps)}: {escape(str(folder / 'instances.csv'))}", soft_wrap=True
+    )

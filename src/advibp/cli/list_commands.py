@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import inspect
 
 from rich.box import SIMPLE_HEAD
@@ -11,7 +10,7 @@ from rich.table import Table
 
 from advibp import nets
 from advibp.cli.console import OUT, count, shape_of
-from advibp.errors import UserError
+from advibp.errors import UserError, suggestion
 from advibp.methods import METHODS
 from advibp.objectives import Context, Objective, Settings, cost_of
 from advibp.recipe import Recipe, shipped
@@ -91,9 +90,7 @@ def _cost(name: str) -> str:
 
 def _show_method(name: str) -> None:
     if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, 1)
-        hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(METHODS)}."
-        raise UserError(f"There is no method '{name}'; {hint}")
+        raise UserError(f"There is no method '{name}'; {suggestion(name, METHODS)}")
     method = METHODS[name]
     rows = {
         "loss": method.description,

@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from advibp import nets
 from advibp.cli.console import OUT, print_warnings
+from advibp.display.eps import format_eps
 from advibp.errors import UserError
 from advibp.methods import METHODS, Method, method_at
 from advibp.recipe import OLD_KEYS, Recipe, read
@@ -106,7 +107,7 @@ def run_train(args: argparse.Namespace) -> None:
     net = first_net(recipe, data, weights=not RunFolder(out).has_weights)
     OUT.print(
         f"[bold]{recipe.method}[/] on {escape(data.name)} ({len(data.train):,} images), {escape(recipe.net)} "
-        f"({sum(p.numel() for p in net.parameters()):,} parameters), eps {recipe.eps:g}, "
+        f"({sum(p.numel() for p in net.parameters()):,} parameters), eps {format_eps(recipe.eps)}, "
         f"{recipe.epochs:g} epochs{_and_stages(recipe)} -> {escape(str(out))}",
         soft_wrap=True,
     )

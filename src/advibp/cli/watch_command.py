@@ -15,13 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from advibp.cli.console import OUT
+from advibp.display.eps import format_eps
 from advibp.display.terminal import printable
 from advibp.recipe import Recipe
 from advibp.report.naming import names_of
 from advibp.report.watching import ASCII, BLOCKS, Remaining, Watched, remaining_after, sparkline, usual
 from advibp.runs.next_steps import how_to_certify, how_to_go_on
 from advibp.runs.resuming import recipe_of
-from advibp.runs.training_display import HEADER, clock, epoch_line
+from advibp.runs.training_display import HEADER, clock, epoch_line, eps_at
 from advibp.storage.run_folder import RunFolder
 
 EVERY = 1.0  # seconds between updates
@@ -139,18 +140,23 @@ def _block(run: Watched) -> list[RenderableType]:
 def _headline(run: Watched) -> str:
     recipe = run.files.recipe
     parts = [f"{recipe.get('method', '?')} on {recipe.get('data', '?')}, {recipe.get('net', '?')}"]
-    parts += [f"eps {recipe.get('eps', '?')}", f"seed {recipe.get('seed', '?')}"]
+    parts += [f"eps {_eps(recipe.get('eps'))}", f"seed {recipe.get('seed', '?')}"]
     return printable(f"{', '.join(parts)} -> {run.path}")
 
 
 def _progress(run: Watched) -> RenderableType:
     row = Table.grid(padding=(0, 2))
     left = "" if run.finished else f"left {_left(run.remaining())}"
-    eps = f"eps {run.history[-1]['eps']:.4f}" if run.history else ""
+    last = run.history[-1] if run.history else None
+    eps = f"eps {eps_at(str(last.get('phase')), last['eps'])}" if last else ""
     bar = ProgressBar(total=run.total, completed=run.done, width=24)
     phase = "finished" if run.finished else run.phase
     row.add_row(f"  {phase:<11s}", f"epoch {run.done}/{run.total}", bar, eps, left)
     return row
+
+
+def _eps(eps: Any) -> str:
+    return format_eps(eps) if isinstance(eps, float) else str(eps if eps is not None else "?")
 
 
 def _left(left: Remaining | None) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from advibp.data.sets import Data, Split
 from advibp.errors import UserError
+from advibp.execution.keywords import known_keywords
 
 PARTS = ("x_train", "y_train", "x_test", "y_test")
 MAX_CLASSES = 100_000
@@ -21,6 +22,7 @@ _SPLIT_SEED = 2021  # independent of the seed of a run, so that all runs have th
 Array = npt.NDArray[Any]
 
 
+@known_keywords
 def from_tensors(
     x_train: Tensor | npt.ArrayLike,
     y_train: Tensor | npt.ArrayLike,

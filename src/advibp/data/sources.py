@@ -13,6 +13,7 @@ from advibp.data.fetch.known_sets import NAMES
 from advibp.data.formats import cifar, idx, image_folders, npz, svhn
 from advibp.data.sets import Data
 from advibp.errors import UserError
+from advibp.execution.keywords import known_keywords
 
 __all__ = ["NAMES", "load"]
 
@@ -25,6 +26,7 @@ _FORMATS = (
 _Arrays = tuple[dict[str, Array], tuple[str, ...] | None]  # the four arrays, and the names of the classes if known
 
 
+@known_keywords
 def load(
     source: str | Path,
     *,

@@ -34,12 +34,14 @@ from advibp.data.lazy import Lazy
 from advibp.data.loaders import Loader
 from advibp.data.sets import Data, Split
 from advibp.errors import UserError
+from advibp.execution.keywords import known_keywords
 
 MAX_IN_MEMORY = 10_000  # images of a validation set, which is kept in memory
 
 Images: TypeAlias = "Dataset[Any] | DataLoader[Any] | Split | tuple[Any, Any]"
 
 
+@known_keywords
 def from_datasets(
     train: Dataset[Any] | DataLoader[Any] | Split,
     test: Images | None,

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from advibp.display.eps import format_eps
 from advibp.display.notebook_output import NotebookOutput
 from advibp.display.terminal import Terminal
 
@@ -55,12 +56,14 @@ class Counting:
         if not self.console.is_terminal:
             if now - self.last_line >= _PATIENCE:
                 self.last_line = now
-                self.console.print(f"{self.verb}, eps {eps:g}: {done} of {total} images{so_far}", soft_wrap=True)
+                self.console.print(
+                    f"{self.verb}, eps {format_eps(eps)}: {done} of {total} images{so_far}", soft_wrap=True
+                )
             return
         self.bar.start()
         if eps not in self.tasks:
-            self.tasks[eps] = self.bar.add_task(f"{self.verb}, eps {eps:g}", total=total)
-        self.bar.update(self.tasks[eps], completed=done, description=f"{self.verb}, eps {eps:g}{so_far}")
+            self.tasks[eps] = self.bar.add_task(f"{self.verb}, eps {format_eps(eps)}", total=total)
+        self.bar.update(self.tasks[eps], completed=done, description=f"{self.verb}, eps {format_eps(eps)}{so_far}")
 
     def _show_in_notebook(self, now: bool = False) -> None:
         self.output.show(f"<pre>{html.escape(chr(10).join(self.lines.values()))}</pre>", now=now)

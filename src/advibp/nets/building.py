@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from advibp.errors import UserError
+from advibp.execution.keywords import known_keywords
 from advibp.nets.initialization import Init, ibp_init
 from advibp.nets.layers import Normalize, Residual
 from advibp.nets.structures import FC, Conv, Layer, Res, parse
@@ -17,6 +18,7 @@ from advibp.nets.structures import FC, Conv, Layer, Res, parse
 MAX_LAYER_WEIGHTS = 2**31
 
 
+@known_keywords
 def build(
     spec: str,
     input_shape: Sequence[int] = (1, 28, 28),

@@ -7,7 +7,6 @@ command-line option. Durations are in epochs, or in percent of all epochs ("30%"
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 import re
@@ -21,8 +20,9 @@ from typing import Any
 
 import yaml
 
+from advibp.display.eps import exact_eps
 from advibp.display.object_summary import Summarized
-from advibp.errors import UserError
+from advibp.errors import NORM_NAMES, ONLY_LINF, UserError, suggestion
 from advibp.methods import METHODS, WEIGHTINGS, Method, defaults_of
 from advibp.moved import renamed_attribute, renamed_keywords
 from advibp.objectives import Settings
@@ -35,7 +35,8 @@ from advibp.weighting import BETA1, BETA2
 def method_name(value: Any) -> str:
     """Parse a method: a key of METHODS, or the place of a user's Method, file.py:NAME."""
     if not isinstance(value, str) or (value not in METHODS and ":" not in value):
-        raise ValueError(f"one of {', '.join(METHODS)}, or file.py:NAME")
+        near = suggestion(value, METHODS, " ")
+        raise ValueError(f"one of {', '.join(METHODS)}, or file.py:NAME{f' ({near})' if near.strip() else ''}")
     return value
 
 
@@ -275,8 +276,9 @@ class Recipe(Summarized):
         values, known = current_keys(mapping), [option.name for option in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
-                near = difflib.get_close_matches(str(key), known, 1)
-                hint = f"did you mean {near[0]}?" if near else f"known keys are {', '.join(known)}."
+                if key in NORM_NAMES:
+                    raise UserError(f"'{key}' is no recipe key, because {ONLY_LINF}; leave {key} out.")
+                hint = suggestion(key, known, f"known keys are {', '.join(known)}.")
                 raise UserError(f"'{key}' is no recipe key; {hint}")
         return cls(**values)
 
@@ -339,7 +341,10 @@ class Recipe(Summarized):
         default = Recipe.load(data=self.data, net=self.net, method=self.method)
         changed = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != getattr(default, f.name)]
         changed = ["method"] * (self.method != Recipe.method) + changed
-        options = [f"--{k.replace('_', '-')} {_shown(getattr(self, k))}" for k in changed if k != "published"]
+        shown = {
+            k: exact_eps(self.eps) if k == "eps" else _shown(getattr(self, k)) for k in changed if k != "published"
+        }
+        options = [f"--{k.replace('_', '-')} {value}" for k, value in shown.items()]
         return " ".join(["advibp train", shlex.quote(self.data), shlex.quote(self.net), *options])
 
     def as_dict(self) -> dict[str, Any]:

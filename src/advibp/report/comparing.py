@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from advibp.display.eps import exact_eps, format_eps
 from advibp.display.terminal import printable
 from advibp.report.naming import names_of
 from advibp.report.pairing import Certified, Paired
@@ -113,12 +114,14 @@ class Comparison:
                 "p: p-value of McNemar's exact test, two-sided, on the images that only one of the two proves. It is "
                 "about other images from the same distribution, not about other seeds."
             )
-        sentences = {eps: [f"eps {eps}: {p.sentence()}" for p in pairs] for eps, pairs in paired.items()}
+        sentences = {eps: [f"eps {_shown(eps)}: {p.sentence()}" for p in pairs] for eps, pairs in paired.items()}
         notes = [*warnings(certified_runs), *notes]
         if len(self.runs) <= COLUMNS:
             rows = [row for eps in radii for row in groups[eps]]
             return self._laid_out(title, rows, [*(s for eps in radii for s in sentences[eps]), *notes])
-        parts = [(f"{title}, eps {eps}", groups[eps], list(sentences[eps])) for eps in radii] or [(title, [], [])]
+        parts = [(f"{title}, eps {_shown(eps)}", groups[eps], list(sentences[eps])) for eps in radii] or [
+            (title, [], [])
+        ]
         parts[-1][2].extend(notes)
         return [section for part in parts for section in self._laid_out(*part)]
 
@@ -138,7 +141,7 @@ def rows_at(certified_runs: Sequence[Certified], eps: str) -> list[Row]:
     errors = [certified.errors.get(eps) for certified in certified_runs]
     known = [e for e in errors if e is not None]
     rows = [
-        Row(f"eps {eps}", [f"{e.images:,} images" if e else NOTHING for e in errors]),
+        Row(f"eps {_shown(eps)}", [f"{e.images:,} images" if e else NOTHING for e in errors]),
         Row("standard error", _shares([e.standard if e else None for e in errors])),
         Row("attack error", _shares([e.attack if e else None for e in errors])),
     ]
@@ -166,13 +169,13 @@ def warnings(certified_runs: Sequence[Certified]) -> list[str]:
         lines.append(f"Not comparable: verified errors, because the proofs cover different arithmetics ({names}).")
     radii = sorted({eps for certified in certified_runs for eps in certified.eps}, key=float)
     if apart := [eps for eps in radii if _other_images([c for c in certified_runs if eps in c.eps], eps)]:
-        lines.append(f"Not comparable: errors at eps {', '.join(apart)}, because the images differ.")
+        lines.append(f"Not comparable: errors at eps {', '.join(map(_shown, apart))}, because the images differ.")
     if apart := [
         eps for eps in radii if _differ(tuple(c.errors[eps].verified) for c in certified_runs if eps in c.eps)
     ]:
         lines.append(
-            f"Not comparable: verified errors at eps {', '.join(apart)} by all verifiers, or by one that ran after "
-            "others, because the verifiers differ."
+            f"Not comparable: verified errors at eps {', '.join(map(_shown, apart))} by all verifiers, or by one "
+            "that ran after others, because the verifiers differ."
         )
     return lines
 
@@ -183,6 +186,10 @@ def _other_images(certified_runs: Sequence[Certified], eps: str) -> bool:
     return _differ(kept for kept in prints if kept) or (
         not all(prints) and _differ((c.errors[eps].images, c.data) for c in certified_runs)
     )
+
+
+def _shown(eps: str) -> str:
+    return format_eps(float(eps))
 
 
 def _shares(percents: Sequence[float | None]) -> list[str]:
@@ -205,6 +212,8 @@ def format_value(recipe: dict[str, Any], key: str) -> str:
     if value is None or isinstance(value, bool):
         return {None: "none", True: "true", False: "false"}[value]
     if isinstance(value, float):
+        if key == "eps":
+            return exact_eps(value)
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
     return printable(",".join(map(str, value)) if isinstance(value, list) else str(value)) or '""'
 

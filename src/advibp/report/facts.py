@@ -11,6 +11,7 @@ from numbers import Real
 from statistics import median
 from typing import Any
 
+from advibp.display.eps import format_eps
 from advibp.report.samples import Samples
 from advibp.report.statistics import wilson
 from advibp.runs.run_files import Certification, Errors, RunFiles
@@ -273,14 +274,6 @@ def short(value: float | None) -> float | None:
 def round_eps(eps: float) -> float:
     """Round a radius to six digits as in a summary, so that 8/255 is the same in records and summaries."""
     return float(f"{eps:g}")
-
-
-def format_eps(eps: float) -> str:
-    """Format a radius: 0.3, or 8/255 if it is a multiple of 1/255."""
-    pixels = eps * 255
-    if float(f"{eps:.3g}") != eps and abs(pixels - round(pixels)) < 1e-3 and round(pixels):
-        return f"{round(pixels)}/255"
-    return f"{eps:g}"
 
 
 def format_seconds(seconds: float) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
+from advibp.display.eps import format_eps
 from advibp.report import facts
 from advibp.report.naming import names_of
 from advibp.report.pairing import pair_facts
@@ -99,7 +100,7 @@ def page_data(
         "version": __version__,
         "checks": _checks(),
         "verdicts": VERDICTS,
-        "eps": [{"eps": e, "text": facts.format_eps(e)} for e in eps],
+        "eps": [{"eps": e, "text": format_eps(e)} for e in eps],
         "runs": [facts.run_facts(*each) for each in zip(runs, names, class_names, strict=True)],
         "recipes": facts.recipes(runs),
         "entries": entries,

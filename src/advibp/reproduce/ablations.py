@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
+from advibp.display.eps import format_eps
 from advibp.report.sections import Section, TableSection
 from advibp.reproduce.carry_out import Measured
 from advibp.reproduce.plan import Plan
@@ -72,7 +73,7 @@ def _sections(ask: Ask, measured: list[Measured]) -> list[Section]:
     summary = measured[0].tasks["certify"].summary
     return [
         TableSection(
-            title=f"AdvIBP with one key changed at a time, eps {_EPS:g}",
+            title=f"AdvIBP with one key changed at a time, eps {format_eps(_EPS)}",
             head=head,
             rows=body,
             notes=[

@@ -5,11 +5,12 @@ from __future__ import annotations
 from statistics import mean
 from typing import Any
 
+from advibp.display.eps import format_eps
 from advibp.report.sections import ChartSection, Section, Series, TableSection
 from advibp.reproduce.carry_out import Measured
 from advibp.reproduce.cells import notes, spread
 from advibp.reproduce.plan import Plan
-from advibp.reproduce.run_specs import Ask, RunSpec, format_eps, make_task, run_spec
+from advibp.reproduce.run_specs import Ask, RunSpec, make_task, run_spec
 
 _MODELS = ("dm-small", "dm-medium", "dm-large")
 _METHODS = ("advibp", "fixed")

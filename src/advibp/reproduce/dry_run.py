@@ -6,11 +6,12 @@ import dataclasses
 from dataclasses import dataclass
 
 from advibp.data.fetch.catalogue import ROWS
+from advibp.display.eps import format_eps
 from advibp.recipe import Recipe
 from advibp.report.sections import TableSection
 from advibp.reproduce.carry_out import Found, Work
 from advibp.reproduce.plans import plan_of
-from advibp.reproduce.run_specs import RunSpec, format_eps
+from advibp.reproduce.run_specs import RunSpec
 from advibp.runs import first_net
 from advibp.runs.estimate import pass_seconds, placeholder_data, predict_seconds
 from advibp.runs.training_display import clock

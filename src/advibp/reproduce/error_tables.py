@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from advibp.display.eps import format_eps
 from advibp.report.sections import Section, TableSection
 from advibp.reproduce.carry_out import Measured
 from advibp.reproduce.cells import ERRORS, HEADS, epochs, error_cells, notes, three_columns
 from advibp.reproduce.plan import Plan
 from advibp.reproduce.published import published
-from advibp.reproduce.run_specs import CIFAR10, MNIST, Ask, RunSpec, Setting, format_eps, make_task, run_spec
+from advibp.reproduce.run_specs import CIFAR10, MNIST, Ask, RunSpec, Setting, make_task, run_spec
 
 
 @dataclass(frozen=True, kw_only=True)

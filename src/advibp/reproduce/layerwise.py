@@ -14,6 +14,7 @@ import torch
 
 from advibp import nets
 from advibp.data.fetch.catalogue import find
+from advibp.display.eps import format_eps
 from advibp.report.sections import ChartSection, Section, Series, TableSection
 from advibp.reproduce.carry_out import Measured
 from advibp.reproduce.cells import notes, spread
@@ -26,7 +27,6 @@ from advibp.reproduce.run_specs import (
     Ask,
     RunSpec,
     Setting,
-    format_eps,
     make_task,
     run_spec,
 )

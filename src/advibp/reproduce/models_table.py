@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import mean, median
 
+from advibp.display.eps import format_eps
 from advibp.report.sections import Section, TableSection
 from advibp.reproduce.carry_out import Measured
 from advibp.reproduce.cells import ERRORS, HEADS, beside, notes, three_columns
 from advibp.reproduce.plan import Plan
 from advibp.reproduce.published import METHODS, Published, published
-from advibp.reproduce.run_specs import Ask, RunSpec, Setting, format_eps, make_task, run_spec
+from advibp.reproduce.run_specs import Ask, RunSpec, Setting, make_task, run_spec
 
 _NETS = {"mnist": tuple("abcdefghij"), "cifar10": tuple("abcdefg")}
 _RADII = {"mnist": (0.2, 0.3), "cifar10": (8 / 255,)}

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean
 
+from advibp.display.eps import format_eps
 from advibp.report.sections import Section, TableSection
 from advibp.reproduce.carry_out import Measured
 from advibp.reproduce.cells import beside, comparable, notes, spread, three_columns
 from advibp.reproduce.plan import Plan
 from advibp.reproduce.published import Published, find
-from advibp.reproduce.run_specs import MNIST, Ask, RunSpec, format_eps, make_task, run_spec
+from advibp.reproduce.run_specs import MNIST, Ask, RunSpec, make_task, run_spec
 from advibp.verify.verifiers import VERIFIERS, in_order
 
 _BY = tuple(in_order(("ibp", "crown", "alpha-crown", "refinezono", "bab", "milp")))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from advibp import nets
+from advibp.display.eps import format_eps
 from advibp.errors import UserError
 from advibp.methods import METHODS
 from advibp.recipe import Recipe, read
@@ -144,7 +145,9 @@ class Ask:
         for eps in self.eps:
             near = [e for e in table if abs(e - eps) < 1e-9]
             if not near:
-                raise UserError(f"eps {eps:g} is not in this table; choose from {', '.join(map(format_eps, table))}.")
+                raise UserError(
+                    f"eps {format_eps(eps)} is not in this table; choose from {', '.join(map(format_eps, table))}."
+                )
             chosen += near
         return tuple(dict.fromkeys(chosen)) or tuple(tiny if self.scale == "tiny" else table)
 
@@ -173,11 +176,6 @@ class Ask:
         """Return eps_train of figures; at the scale tiny a smaller one, which a second of training can learn."""
         setting = setting or self.setting()
         return 0.2 if self.scale == "tiny" and setting is MNIST else setting.main
-
-
-def format_eps(eps: float) -> str:
-    """Format eps as in the paper: 0.3 or 8/255."""
-    return next((f"{n}/255" for n in (2, 8, 16) if abs(eps - n / 255) < 1e-9), f"{eps:g}")
 
 
 @dataclass(frozen=True, kw_only=True)

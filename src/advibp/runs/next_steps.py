@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 from advibp import nets
+from advibp.display.eps import exact_eps
 from advibp.methods import METHODS, Method
 from advibp.recipe import Recipe
 from advibp.runs.fitting_verifiers import trained_verifier
@@ -38,5 +39,5 @@ def how_to_certify(recipe: Recipe, path: Path, method: Method | None = None) -> 
     user_net = ["--net", recipe.net if nets.is_user_code(recipe.net) else "file.py:function"]
     by = trained_verifier(recipe, method)
     verifiers = [] if by in ("", "ibp") else ["--by", "ibp", by]
-    words = ["advibp", "certify", str(path), "--eps", str(recipe.eps), *verifiers]
+    words = ["advibp", "certify", str(path), "--eps", exact_eps(recipe.eps), *verifiers]
     return shlex.join([*words, *([] if nets.is_known(recipe.net) else user_net)])

@@ -13,6 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 from advibp import nets
 from advibp.data import Data
 from advibp.errors import UserError
+from advibp.execution.keywords import known_keywords
 from advibp.execution.modes import preserve_modes
 from advibp.execution.own_copy import run_on_copy
 from advibp.recipe import Recipe
@@ -69,6 +70,7 @@ def _build(recipe: Recipe, shape: Sequence[int], classes: int, data: Data | None
     return nets.build(recipe.net, shape, classes, mean=mean, std=std, init=init, seed=recipe.seed)
 
 
+@known_keywords
 def open_run(path: str | Path, net: nn.Module | None = None, stage: int | None = None) -> Run:
     """Open the folder of a finished run.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+from advibp.display.eps import format_eps
 from advibp.verify.verifiers import VERIFIERS
 
 #: Columns of the table: errors in percent, and the time of the training.
@@ -73,7 +74,7 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
         if "failed" in row:
             body.append([*first, "", row["failed"], *[""] * (len(columns) - 1)])
         for eps in row.get("percent", {}):
-            body.append([*first, eps, *(column.cell(row, eps) for column in columns)])
+            body.append([*first, format_eps(float(eps)), *(column.cell(row, eps) for column in columns)])
     return [[*keys, "test eps", *(column.head for column in columns)], *body]
 
 
@@ -87,7 +88,7 @@ def seed_table(rows: Sequence[Row]) -> list[list[str]]:
     body = []
     for (changes, eps), group in groups.items():
         cells = [_spread([row[place][eps][name] for row in group]) for place, name in map(_AVERAGED.__getitem__, heads)]
-        body.append([*(dict(changes).get(key, "") for key in keys), eps, str(len(group)), *cells])
+        body.append([*(dict(changes).get(key, "") for key in keys), format_eps(float(eps)), str(len(group)), *cells])
     return [[*keys, "test eps", "seeds", *heads], *body]
 
 
@@ -110,7 +111,7 @@ def choices(rows: Sequence[Row]) -> list[str]:
         name = ", ".join(f"{key}={value}" for key, value in best) or "the defaults"
         validation, test = means[best]
         sentences.append(
-            f"eps {eps}: {name} has the lowest verified error on validation images, {validation:.2f} %; "
+            f"eps {format_eps(float(eps))}: {name} has the lowest verified error on validation images, {validation:.2f} %; "
             f"on test images it has {test:.2f} %."
         )
     return sentences

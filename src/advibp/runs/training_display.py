@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from advibp import nets
+from advibp.display.eps import format_eps
 from advibp.training import Training
 from advibp.training.metrics import Step
 from advibp.training.step_cost import remaining_cost
@@ -150,7 +151,7 @@ class Live:
             description=f"epoch {training.course.at(training.steps - 1).epoch + 1}",
             total=training.steps_per_epoch,
             completed=training.course.at(training.steps - 1).step_in_epoch + 1,
-            now=f"{step.phase}  eps {step.eps:.4f}  {losses(step)}  left {self.time_left(training)}",
+            now=f"{step.phase}  eps {eps_at(step.phase, step.eps)}  {losses(step)}  left {self.time_left(training)}",
         )
 
     def epoch(self, training: Training, metrics: dict[str, Any]) -> None:
@@ -164,6 +165,12 @@ HEADER = (
     "   epoch phase          eps L_lower L_upper k_lower k_upper   angle    agree/low/up"
     "   std.err  verified     time   left"
 )
+
+
+def eps_at(phase: str, eps: float) -> str:
+    """Return eps_t as text with four digits; as 8/255 once it is eps_train and such a fraction."""
+    short = format_eps(eps) if phase in ("full", "latent") else ""
+    return short if "/" in short else f"{eps:.4f}"
 
 
 def losses(step: Step) -> str:
@@ -192,7 +199,7 @@ def epoch_line(m: dict[str, Any], epochs: float, left: str) -> str:
         else "-"
     )
     return (
-        f"{m['epoch']:>4d}/{epochs:<3g} {_phase(m):<11s} {m['eps']:.4f} {_number(m, 'loss_lower')} "
+        f"{m['epoch']:>4d}/{epochs:<3g} {_phase(m):<11s} {eps_at(m['phase'], m['eps']):>6s} {_number(m, 'loss_lower')} "
         f"{_number(m, 'loss_upper')} "
         f"{_number(m, 'kappa_lower')} {_number(m, 'kappa_upper')} {_number(m, 'angle', 0):>5s}  {shares:>14s}  "
         f"{100 * m['standard_error']:7.2f}%  {100 * m['verified_error']:7.2f}%  {m['seconds']:6.1f}s  {left:>5s}"

@@ -19,7 +19,7 @@ from advibp.data import Data, Split, as_data
 from advibp.display.terminal import printable
 from advibp.errors import UserError
 from advibp.execution.memory_format import preserve_layout
-from advibp.execution.modes import preserve_modes
+from advibp.execution.modes import mode_warnings, preserve_modes
 from advibp.execution.seeds import mix, preserve_global_state
 from advibp.methods import METHODS, Method
 from advibp.recipe import Recipe
@@ -53,7 +53,8 @@ def train(
 
     Args:
         net: the network (B, *input_shape) -> (B, K). Each layer is trained in the mode (training or evaluation) that it
-            has, and keeps that mode.
+            has, and keeps that mode. Dropout is off in training. A warning is given for dropout, and for a network
+            with BatchNorm that is in evaluation mode as a whole.
         data: the data set, from `advibp.data`; or images with labels to train on: a pair (x, y) of tensors or arrays,
             (x_train, y_train, x_test, y_test), a Dataset, a DataLoader, or a tuple (train, test) or (train, validation,
             test) of such sets. `validation` of the training images are held out, by default one in ten, at most 1000.
@@ -99,6 +100,8 @@ def train(
         recipe = Recipe.load(recipe, user_method, **{"data": name, "net": type(net).__name__, **options})
     if not isinstance(data, Data):
         data, recipe = _converted(net, data, recipe)
+    for message in mode_warnings(net):
+        warnings.warn(message, UserWarning, stacklevel=2)
     folder = RunFolder(path) if path is not None else None
     continues = folder is not None and should_resume(folder, resume)
     if folder and continues and recipe.init == Recipe.init:

@@ -23,6 +23,7 @@ from advibp.bounds.graph.cut import Cut, cuts
 from advibp.bounds.latent import LatentZonotope
 from advibp.errors import UserError
 from advibp.execution import batchnorm
+from advibp.execution.modes import is_dropout
 from advibp.execution.own_copy import run_on_copy
 from advibp.objectives import PIXELS, Ball
 
@@ -67,8 +68,8 @@ class Stages:
 
     def __init__(self, net: nn.Module, projections: int | None = None, fosc_within: Range = PIXELS) -> None:
         self.net, self.stage, self.projections, self.fosc_within = net, 0, projections, fosc_within
-        # Every layer keeps its mode: a layer that the user put in evaluation mode stays in it.
-        self.modes = [(module, module.training) for module in net.modules()]
+        # Every layer keeps its mode: a layer that the user put in evaluation mode stays in it. Dropout is off.
+        self.modes = [(module, module.training and not is_dropout(module)) for module in net.modules()]
         self._cuts: dict[int, Cut] = {}  # by batch size, because a recorded graph is valid for one
 
     def count(self, stages: int | str, x: Tensor) -> int:

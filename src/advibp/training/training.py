@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from advibp import objectives, schedules
 from advibp.data import Data
+from advibp.display.eps import format_eps
 from advibp.errors import UserError
 from advibp.execution import memory_format
 from advibp.execution.device import resolve_device
@@ -259,8 +260,9 @@ class Training:
         now = self.course.at(self.steps)
         phase, eps = self._phase(now.t)
         raise divergence.Diverged(
-            f"Training diverged in epoch {now.epoch + 1}, step {now.step_in_epoch + 1} (phase {phase}, eps {eps:.4g}): "
-            f"{what}, and {where}; train again with a smaller lr, a longer ramp or a smaller eps."
+            f"Training diverged in epoch {now.epoch + 1}, step {now.step_in_epoch + 1} (phase {phase}, "
+            f"eps {format_eps(eps)}): {what}, and {where}; train again with a smaller lr, a longer ramp or "
+            "a smaller eps."
         )
 
     # ------------------------------------------------------------------------------------------ stages

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from advibp import attacks
 from advibp.errors import UserError
+from advibp.execution.keywords import known_keywords
 from advibp.execution.seeds import mix, mix_number
 from advibp.verify.argument_checks import is_finite, shortened
 
@@ -21,6 +22,7 @@ Kind = Literal["pgd", "apgd"]
 Loss = Literal["ce", "margin", "dlr"]
 
 
+@known_keywords
 @dataclass(frozen=True, kw_only=True)
 class Attack:
     """PGD or APGD with a random start. The defaults are the paper's PGD-200.

@@ -21,6 +21,7 @@ from advibp.data import Data, Split
 from advibp.data.user_data import Images
 from advibp.display.progress import Counting
 from advibp.errors import UserError
+from advibp.execution.keywords import known_keywords
 from advibp.execution.modes import preserve_modes
 from advibp.storage import checkpoint
 from advibp.verify.argument_checks import (
@@ -64,6 +65,7 @@ class _Job:
     fingerprints: list[str]
 
 
+@known_keywords
 def certify(
     net: nn.Module,
     images: Images | Data | Sequence[Tensor] | Dataset[Any] | DataLoader[Any] | Tensor | None = None,
@@ -187,7 +189,7 @@ def certify(
             )
             checkpoint.write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     for message in certificate.warnings():
-        warnings.warn(message, CollapseWarning, stacklevel=2)
+        warnings.warn(message, CollapseWarning, stacklevel=3)
     return certificate
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from advibp.display.eps import format_eps
+
 #: With fewer images nothing is reported.
 FEWEST_IMAGES = 20
 #: A class with fewer images is not reported as never predicted.
@@ -93,7 +95,7 @@ def unproved_message(
         return ""
     images = sum(expected[k] for k in unproved)
     return (
-        f"No image of {_classes(unproved, names)} is proved at eps {eps:g}: the certified accuracy of "
+        f"No image of {_classes(unproved, names)} is proved at eps {format_eps(eps)}: the certified accuracy of "
         f"{'this class' if len(unproved) == 1 else 'these classes'} is 0 % ({images:,} images)."
     )
 

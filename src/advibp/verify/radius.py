@@ -16,6 +16,7 @@ from advibp.bounds.rounded import Rounded
 from advibp.data.user_data import Images, as_images
 from advibp.display.progress import Counting
 from advibp.errors import UserError
+from advibp.execution.keywords import known_keywords
 from advibp.execution.modes import preserve_modes
 from advibp.execution.own_copy import run_on_copy
 from advibp.moved import renamed_keywords
@@ -89,6 +90,7 @@ class Radius:
         return radius
 
 
+@known_keywords
 @torch.no_grad()
 def largest_proved_eps(
     net: nn.Module,
@@ -170,6 +172,7 @@ def proved_images(net: nn.Module, inputs: Box | Rounded, y: Tensor, by: Sequence
     return holds
 
 
+@known_keywords
 @torch.no_grad()
 def smallest_broken_eps(
     net: nn.Module,
@@ -210,6 +213,7 @@ def smallest_broken_eps(
         tried[left] = torch.where(nearest[left].isfinite(), (below[left] + nearest[left]) / 2, 0.0)
 
 
+@known_keywords
 def radii(
     net: nn.Module,
     images: Images,

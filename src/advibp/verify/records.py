@@ -10,6 +10,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from advibp.display.eps import format_eps
 from advibp.moved import RenamedKeys, renamed, renamed_attribute
 from advibp.storage import checkpoint
 from advibp.storage.json_lines import Fields, parse_line, to_line
@@ -275,7 +276,7 @@ class Certificate(CertificateViews):
         messages = collapse_messages(labels, [r.prediction for r in first], names)
         for eps in radii:
             labels = [r.label for r in self.records if r.eps == eps]
-            what = f"certified accuracy at eps {eps:g}"
+            what = f"certified accuracy at eps {format_eps(eps)}"
             message = guessing_message(labels, self.counts(eps)["robust"], what, names)
             messages += [message] if message else []
         return messages
@@ -344,7 +345,7 @@ class Certificate(CertificateViews):
         for eps in self.eps:
             counts, errors = self.counts(eps), self.errors(eps)
             shares = [f"{100 * share:.2f} %" for share in errors.values()]
-            body.append([f"{eps:g}", str(counts.total()), *shares, *(str(counts[v]) for v in VERDICTS)])
+            body.append([format_eps(eps), str(counts.total()), *shares, *(str(counts[v]) for v in VERDICTS)])
         return [head, *body]
 
     @property

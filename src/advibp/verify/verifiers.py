@@ -22,7 +22,7 @@ from advibp.bounds.linear.alpha_crown import alpha_margins
 from advibp.bounds.linear.crown import LinearBounds
 from advibp.bounds.rounded import Rounded
 from advibp.bounds.zonotope import Zonotope
-from advibp.errors import UserError
+from advibp.errors import UserError, suggestion
 from advibp.execution.own_copy import run_on_copy
 from advibp.verify.attack_options import Kind
 from advibp.verify.exact.branch_and_bound import branch
@@ -223,5 +223,5 @@ def in_order(names: str | Sequence[str], among: Sequence[str] = ()) -> list[str]
                 f"'{name}' bounds one image at a time, which takes too long here; choose from {', '.join(among)}."
             )
         if name not in among:
-            raise UserError(f"There is no verifier '{name}'; choose from {', '.join(among)}.")
+            raise UserError(f"There is no verifier '{name}'; {suggestion(name, among)}")
     return [name for name in among if name in names]

@@ -229,7 +229,11 @@ def to(func: Func, input: Box, *args: Any, **kwargs: Any) -> Box:
 @unary("", F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 def dropout(func: Func, input: Box, p: float = 0.5, training: bool = True) -> Box:
     if training and p > 0:
-        unsupported("dropout in training mode has no rule, because its mask is random", "call net.eval() first.")
+        unsupported(
+            "dropout in training mode has no rule, because its mask is random",
+            "put the Dropout layers in evaluation mode (layer.eval(), because net.eval() would also freeze BatchNorm), "
+            "or leave out F.dropout.",
+        )
     return input
 
 
