@@ -24,7 +24,7 @@ MARK = re.compile(r"^<!-- table: ([\w ]+) -->\n.*?^<!-- end of table -->$", re.M
 #: The keys of a recipe by topic. A test checks that this is complete.
 GROUPS: dict[str, str] = {
     "Task": "data net method eps seed",
-    "Phases": "epochs warmup_natural warmup_adversarial warmup_adversarial_ramp ramp ramp_shape",
+    "Phases": "epochs extended warmup_natural warmup_adversarial warmup_adversarial_ramp ramp ramp_shape",
     "Weights of the two losses": "weighting kappa beta1 beta2 scope c_max c_extra c_decay fosc_scale fosc_set",
     "Keys of single methods": "attack_steps beta domain symbols regularizer projections",
     "Optimizer": "batch_size lr lr_shape lr_milestones lr_factor clip l1 max_loss",

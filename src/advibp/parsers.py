@@ -88,6 +88,19 @@ def spans(value: Any) -> tuple[Span, ...]:
     return tuple(span(v) for v in value)
 
 
+def epoch_numbers(value: Any) -> tuple[float, ...]:
+    """Parse a list of whole numbers of epochs, such as 60,80."""
+    if isinstance(value, str):
+        value = value.split(",") if value.strip() else []
+    try:
+        epochs = tuple(float(number(1)(v)) for v in value)
+    except (TypeError, ValueError):
+        epochs = (math.nan,)
+    if not all(e.is_integer() for e in epochs):
+        raise ValueError("a list of whole numbers of epochs, such as 60,80")
+    return epochs
+
+
 def share_or(parse: Parser) -> Parser:
     """Return a parser that accepts percentages such as 30%, and the values of `parse`."""
 

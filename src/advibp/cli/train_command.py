@@ -88,6 +88,8 @@ def run_train(args: argparse.Namespace) -> None:
                 f"{args.out} was started with method = {stored['method']}, not {requested['method']}; resume it "
                 "without changing method, or train into another --out."
             )
+        if "epochs" in options:  # perhaps an extension, which `train` handles
+            requested["extended"] = []
         recipe = Recipe.of(requested)
     else:
         if args.resume and not (args.data or args.recipe):

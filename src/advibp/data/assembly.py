@@ -31,7 +31,7 @@ def from_tensors(
     *,
     name: str = "tensors",
     classes: int | None = None,
-    validation: int = 1000,
+    validation: int | str = "auto",
     limit: int | None = None,
 ) -> Data:
     """Create a data set from tensors or arrays in memory, which are copied.
@@ -44,6 +44,7 @@ def from_tensors(
         name: Name of the data set.
         classes: Number of classes. Default: the largest label + 1.
         validation: Number of training images that become the validation set. They are the same in every call.
+            "auto": 1000, or a tenth of fewer than 10,000 images.
         limit: Number of the remaining training images to keep. Default: all.
 
     Returns:
@@ -81,7 +82,7 @@ def assemble(
     arrays: Mapping[str, Array],
     name: str,
     origin: str,
-    validation: int,
+    validation: int | str,
     limit: int | None,
     classes: int | None = None,
     class_names: tuple[str, ...] | None = None,
@@ -92,7 +93,7 @@ def assemble(
         arrays: One array for each name in `PARTS`.
         name: Name of the data set.
         origin: Named in errors, for example a path.
-        validation: Number of validation images.
+        validation: Number of validation images, or "auto".
         limit: Number of the remaining training images to keep. Default: all.
         classes: Number of classes. Default: the largest label + 1.
         class_names: Names of the classes in the order of their labels.
@@ -118,10 +119,23 @@ def assemble(
     )
 
 
-def hold_out(total: int, validation: int, limit: int | None, origin: str) -> tuple[Array, Array]:
+def validation_size(validation: int | str, total: int) -> int | str:
+    """Return the number of validation images for "auto": 1000, or a tenth of fewer than 10,000. Others are returned.
+
+    Args:
+        validation: A number, or "auto".
+        total: Number of images that are split into training and validation images.
+    """
+    return max(1, min(1000, total // 10)) if validation == "auto" else validation
+
+
+def hold_out(total: int, validation: int | str, limit: int | None, origin: str) -> tuple[Array, Array]:
     """Return the indices of the validation and the training images. Their order depends only on ``total``."""
-    if not is_int(validation) or not 0 <= validation < total:
-        raise UserError(f"validation is {validation!r}; expected 0 to {total - 1} of the {total} images of {origin}.")
+    validation = validation_size(validation, total)
+    if isinstance(validation, str) or not is_int(validation) or not 0 <= validation < total:
+        raise UserError(
+            f"validation is {validation!r}; expected auto, or 0 to {total - 1} of the {total} images of {origin}."
+        )
     if limit is not None and (not is_int(limit) or limit < 1):
         raise UserError(f"limit is {limit!r}; expected at least 1 training image, or None to keep all.")
     # The numbers of RandomState are the same in all versions of numpy; those of default_rng are not.

@@ -30,7 +30,7 @@ _Arrays = tuple[dict[str, Array], tuple[str, ...] | None]  # the four arrays, an
 def load(
     source: str | Path,
     *,
-    validation: int = 1000,
+    validation: int | str = "auto",
     limit: int | None = None,
     root: str | Path | None = None,
     size: int | None = None,
@@ -43,6 +43,7 @@ def load(
         source: A name from `NAMES`, the path of an .npz file with the arrays ``x_train``, ``y_train``, ``x_test`` and
             ``y_test``, or the path of a folder with idx files, CIFAR's or SVHN's files, or image files.
         validation: Number of training images that become the validation set. They are the same in every call.
+            "auto": 1000, or a tenth of fewer than 10,000 images.
         limit: Number of the remaining training images to keep. Default: all.
         root: Folder that contains the folders of the data sets known by name. Default: the environment variable
             ``ADVIBP_DATA``, else ``advibp`` in the user's cache.

@@ -46,7 +46,7 @@ def from_datasets(
     train: Dataset[Any] | DataLoader[Any] | Split,
     test: Images | None,
     *,
-    validation: int | Images,
+    validation: int | str | Images = "auto",
     classes: int | None = None,
     name: str = "dataset",
     workers: int = 0,
@@ -61,9 +61,10 @@ def from_datasets(
         test: A Dataset, a DataLoader, a `Split` or a pair (images, labels). Of a DataLoader that shuffles, drops
             images or has its own ``collate_fn``, the first 10,000 images are read into memory. None: there are no test
             images.
-        validation: Number of training images that become the validation set, the same ones in every call; or a
-            Dataset, a DataLoader, a `Split` or a pair (images, labels), of which the first 10,000 images are read into
-            memory. A DataLoader can be split by a number if it reads a map-style Dataset in order or shuffled.
+        validation: Number of training images that become the validation set, the same ones in every call; "auto":
+            1000, or a tenth of fewer than 10,000 images; or a Dataset, a DataLoader, a `Split` or a pair (images,
+            labels), of which the first 10,000 images are read into memory. A DataLoader can be split by a number if it
+            reads a map-style Dataset in order or shuffled.
         classes: Number of classes. Default: the largest label + 1, if the labels are tensors or the attribute
             ``targets`` of the dataset; otherwise it is required.
         name: Name of the data set.
@@ -85,11 +86,10 @@ def from_datasets(
         >>> digits.classes, len(digits.train), len(digits.validation), len(digits.test)
         (3, 45, 5, 10)
     """
-    classes = _classes(
-        classes, [s for s in (train, test, validation) if s is not None and not isinstance(s, int)], name
-    )
+    sources = [s for s in (train, test, validation) if s is not None and not isinstance(s, int | str)]
+    classes = _classes(classes, sources, name)
     images = _training_images(train, classes, name, workers)
-    if isinstance(validation, int):
+    if isinstance(validation, int | str):
         images, held_out = _hold_out(images, validation, name)
     else:
         held_out = _in_memory(validation, "validation", classes, name)
@@ -161,14 +161,14 @@ def _tensors(source: Split | tuple[Any, Any], part: str, name: str) -> Split:
     return split_of(x, y)
 
 
-def _hold_out(images: Split | Lazy | Loader, validation: int, name: str) -> tuple[Split | Lazy | Loader, Split]:
+def _hold_out(images: Split | Lazy | Loader, validation: int | str, name: str) -> tuple[Split | Lazy | Loader, Split]:
     if isinstance(images, Loader):
         return _hold_out_of_loader(images, validation, name)
     held_out, kept = (torch.from_numpy(rows) for rows in hold_out(len(images), validation, None, name))
     return images.select(kept), Split(*images.batch(held_out))
 
 
-def _hold_out_of_loader(images: Loader, validation: int, name: str) -> tuple[Loader, Split]:
+def _hold_out_of_loader(images: Loader, validation: int | str, name: str) -> tuple[Loader, Split]:
     """Split the dataset of a DataLoader. The other images keep its batch size, order and options."""
     loader = images.loader
     in_order, shuffled = type(loader.sampler) is SequentialSampler, _shuffles(loader.sampler)

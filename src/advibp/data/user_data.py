@@ -20,9 +20,6 @@ from advibp.data.sets import Data, Split
 from advibp.data.torch_datasets import from_datasets, from_loader, known_labels
 from advibp.errors import UserError
 
-#: Validation images, if their number is not given: this many, but at most one in ten.
-VALIDATION = 1000
-
 _PAIR = "a pair (x, y) of images and labels, a Split, a Dataset or a DataLoader"
 _DATA = (
     "a Data set, a pair (x, y) of images and labels, (x_train, y_train, x_test, y_test), a Dataset, a DataLoader, or a "
@@ -41,7 +38,7 @@ class Images(Protocol):
 def as_data(
     value: Any,
     *,
-    validation: int | None = None,
+    validation: int | str = "auto",
     classes: int | Callable[[Tensor], int] | None = None,
     name: str = "data",
 ) -> Data:
@@ -55,7 +52,7 @@ def as_data(
             - one set of images with labels to train on: a pair (x, y), a `Split`, a Dataset or a DataLoader. The data
               set then has no test images;
             - (train, test) or (train, validation, test), where each is one set of images with labels.
-        validation: Number of training images to hold out. Default: one in ten, at most 1000. It is not used if the
+        validation: Number of training images to hold out. "auto": one in ten, at most 1000. It is not used if the
             validation images are given. A DataLoader is split if it reads a map-style Dataset in order or shuffled.
         classes: Number of classes, or a function that returns it for one image (1, C, H, W). It is used if the labels
             can't be read without reading all images. Default: the largest label + 1.
@@ -83,8 +80,7 @@ def as_data(
     parts = list(value) if isinstance(value, tuple | list) and not _is_pair(value) else [value]
     if len(parts) == 4 and all(isinstance(part, Tensor | np.ndarray) for part in parts):
         number = classes if isinstance(classes, int) else None
-        count = _count(validation, len(parts[0]) if parts[0].ndim else 0)
-        return from_tensors(*parts, name=name, classes=number, validation=count)
+        return from_tensors(*parts, name=name, classes=number, validation=validation)
     if not 1 <= len(parts) <= 3 or not all(_is_set(part) for part in parts):
         raise UserError(f"data is {_kind(value)}, but must be {_DATA}.")
     train: Any
@@ -92,7 +88,7 @@ def as_data(
     test = others[-1] if others else None
     if callable(classes):
         classes = classes(_first_image(train)) if known_labels(train) is None else None
-    held_out = others[0] if len(others) == 2 else _count(validation, _length(train))
+    held_out = others[0] if len(others) == 2 else validation
     return from_datasets(train, test, validation=held_out, classes=classes, name=name)
 
 
@@ -141,20 +137,6 @@ def _is_pair(value: Any) -> bool:
 
 def _is_set(value: Any) -> bool:
     return _is_pair(value) or isinstance(value, Split | Dataset | DataLoader)
-
-
-def _count(validation: int | None, images: int) -> int:
-    """Return the number of validation images."""
-    return max(1, min(VALIDATION, images // 10)) if validation is None else validation
-
-
-def _length(train: Any) -> int:
-    """Return the number of images; 0 if it is not known."""
-    source: Any = train.dataset if isinstance(train, DataLoader) else train[1] if isinstance(train, tuple) else train
-    try:
-        return len(source)
-    except TypeError:
-        return 0
 
 
 def _first_image(train: Any) -> Tensor:

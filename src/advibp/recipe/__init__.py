@@ -1,5 +1,6 @@
 """Recipes: every option of a run, with its type, default and help; the shipped YAML files."""
 
-from advibp.recipe.recipe import OLD_KEYS, Recipe, current_keys, method_name, read, shipped
+from advibp.recipe.recipe import Recipe, method_name
+from advibp.recipe.recipe_files import OLD_KEYS, current_keys, read, shipped
 
 __all__ = ["OLD_KEYS", "Recipe", "current_keys", "method_name", "read", "shipped"]

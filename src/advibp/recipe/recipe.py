@@ -11,14 +11,10 @@ import json
 import math
 import re
 import shlex
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from advibp.display.eps import exact_eps
 from advibp.display.object_summary import Summarized
@@ -26,9 +22,23 @@ from advibp.errors import NORM_NAMES, ONLY_LINF, UserError, suggestion
 from advibp.methods import METHODS, WEIGHTINGS, Method, defaults_of
 from advibp.moved import renamed_attribute, renamed_keywords
 from advibp.objectives import Settings
-from advibp.parsers import Parser, Span, flag, integer, number, numbers, one_of, or_word, share_or, span, spans, text
+from advibp.parsers import (
+    Parser,
+    Span,
+    epoch_numbers,
+    flag,
+    integer,
+    number,
+    numbers,
+    one_of,
+    or_word,
+    share_or,
+    span,
+    spans,
+    text,
+)
+from advibp.recipe.recipe_files import OLD_KEYS, current_keys, read
 from advibp.schedules import Timeline
-from advibp.storage.plain_yaml import from_yaml
 from advibp.weighting import BETA1, BETA2
 
 
@@ -38,10 +48,6 @@ def method_name(value: Any) -> str:
         near = suggestion(value, METHODS, " ")
         raise ValueError(f"one of {', '.join(METHODS)}, or file.py:NAME{f' ({near})' if near.strip() else ''}")
     return value
-
-
-#: Keys of release 0.1 that have been renamed.
-OLD_KEYS = {"normalise": "normalize", "regulariser": "regularizer"}
 
 
 def _option(default: Any, parse: Parser, description: str) -> Any:
@@ -85,6 +91,11 @@ class Recipe(Summarized):
         "eps_train, the l_inf radius for pixels in [0, 1]; fractions such as 8/255 are valid",
     )
     epochs: float = _option(60.0, number(0, 1e6, above=True), "number of epochs, with warm-up")
+    extended: tuple[float, ...] = _option(
+        (),
+        epoch_numbers,
+        "epochs at which a finished run was extended by --resume --epochs N; percentages refer to the first of them",
+    )
     warmup_natural: Span = _option(1.0, span, "T_nat: epochs on the regular loss")
     warmup_adversarial: Span = _option(1.0, span, "T_adv: epochs on the adversarial loss while eps grows")
     warmup_adversarial_ramp: Span | None = _option(
@@ -204,7 +215,11 @@ class Recipe(Summarized):
     )
     flip: bool = _option(False, flag, "augmentation: flip training images left to right at random")
     crop: int = _option(0, integer(0, 64), "augmentation: shift training images by up to this many pixels at random")
-    validation: int = _option(1000, integer(1), "number of training images held out for validation")
+    validation: int | str = _option(
+        "auto",
+        or_word("auto", integer(1)),
+        "number of training images held out for validation; auto: 1000, or a tenth of fewer than 10,000 images",
+    )
     select: str = _option(
         "last",
         one_of("last", "best"),
@@ -232,6 +247,11 @@ class Recipe(Summarized):
                 object.__setattr__(self, option.name, option.metadata["parse"](value))
             except ValueError as expected:
                 raise UserError(f"{option.name} is {value!r}, but must be {expected}.") from None
+        if self.extended and (sorted({*self.extended, self.epochs}) != [*self.extended, self.epochs] or self.stages):
+            raise UserError(
+                f"extended is {_shown(self.extended)}, but must be increasing numbers below epochs, {self.epochs:g}, "
+                "and the run must have no layer-wise stages."
+            )
         self.timeline()  # checks that the phases fit
         if self.method in METHODS:
             self.check_method(METHODS[self.method])
@@ -292,8 +312,19 @@ class Recipe(Summarized):
         return self
 
     def in_epochs(self, value: Span, of: float | None = None) -> float:
-        """Return a duration in epochs. A share such as "30%" refers to `of` epochs (default: all epochs)."""
-        return float(value[:-1]) / 100 * (self.epochs if of is None else of) if isinstance(value, str) else value
+        """Return a duration in epochs. A share such as "30%" refers to `of` epochs (default: all planned epochs)."""
+        return (
+            float(value[:-1]) / 100 * (self.planned_epochs if of is None else of) if isinstance(value, str) else value
+        )
+
+    @property
+    def planned_epochs(self) -> float:
+        """Number of epochs that the run was started with. A later extension does not move its phases."""
+        return self.extended[0] if self.extended else self.epochs
+
+    def decay_end(self, t: float) -> float:
+        """Return the epoch at which a linear learning rate becomes 0, at epoch t: where this part of the run ends."""
+        return next((end for end in self.extended if t < end), self.epochs)
 
     def timeline(self) -> Timeline:
         """Return the phases of the run. Raises a UserError if they are longer than the run."""
@@ -361,13 +392,6 @@ class Recipe(Summarized):
         return "\n".join(lines) + "\n"
 
 
-def current_keys(keys: Mapping[str, Any], warn: bool = False) -> dict[str, Any]:
-    """Rename the keys of release 0.1."""
-    for old in OLD_KEYS.keys() & keys.keys() if warn else ():
-        warnings.warn(f"The recipe key {old} is now {OLD_KEYS[old]}; use that.", DeprecationWarning, stacklevel=3)
-    return {OLD_KEYS.get(str(key), key): value for key, value in keys.items()}
-
-
 def _or(names: list[str]) -> str:
     return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
@@ -382,28 +406,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return shlex.quote(",".join(map(str, value)))
     return "none" if value is None else shlex.quote(str(value))
-
-
-def shipped() -> dict[str, Any]:
-    """Return the shipped recipes by name: `demo`, `paper/mnist-0.4`, ..."""
-    root = resources.files("advibp") / "recipe" / "shipped"
-    found = {f.name[:-5]: f for f in root.iterdir() if f.name.endswith(".yaml")}
-    found |= {f"paper/{f.name[:-5]}": f for f in (root / "paper").iterdir() if f.name.endswith(".yaml")}
-    return dict(sorted(found.items()))
-
-
-def read(source: str | Path) -> dict[str, Any]:
-    """Return the keys that a recipe sets. source: the name of a shipped recipe, or a YAML file."""
-    recipes = shipped()
-    file = recipes.get(str(source), Path(source))
-    try:
-        loaded = from_yaml(file.read_text("utf-8"))
-    except OSError:
-        raise UserError(f"There is no recipe '{source}'; give a YAML file or one of {', '.join(recipes)}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{source} is no valid YAML ({' '.join(str(error).split())}); a recipe has lines such as 'lr: 0.001'."
-        ) from None
-    if not isinstance(loaded, dict):
-        raise UserError(f"{source} holds no recipe: expected lines such as 'lr: 0.001'.")
-    return loaded

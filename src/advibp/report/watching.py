@@ -128,7 +128,8 @@ def phases(files: RunFiles) -> list[Phase]:
     try:
         epochs = float(recipe["epochs"])
         last = math.ceil(epochs)
-        spans = [_epochs(recipe.get(key, 0), epochs) for key in ("warmup_natural", "warmup_adversarial", "ramp")]
+        planned = float((recipe.get("extended") or [epochs])[0])  # an extension does not move the phases
+        spans = [_epochs(recipe.get(key, 0), planned) for key in ("warmup_natural", "warmup_adversarial", "ramp")]
         stages = _stages(files) * math.ceil(float(recipe.get("stage_epochs", 0)))
         ends = [math.floor(sum(spans[: k + 1]) + 1e-9) for k in range(3)]
     except (KeyError, TypeError, ValueError, OverflowError):

@@ -24,7 +24,7 @@ from advibp.execution.device import resolve_device
 from advibp.recipe import Recipe
 from advibp.reproduce.run_specs import SETTINGS, Ask, RunSpec, Task
 from advibp.runs import open_run
-from advibp.runs.resuming import MAY_DIFFER, recipe_of
+from advibp.runs.resuming import MAY_DIFFER, recipe_of, with_stored_split
 from advibp.runs.run_files import Certification, Errors, RunFiles, read_run
 from advibp.runs.sweep import DataCache, evaluate, train_or_open
 from advibp.runs.training_display import Display, Silent
@@ -155,7 +155,8 @@ class Work:
             path = self.ask.out / f"{spec.name}-partial"
             _copy_stages(found.path, path, found.tasks)
         elif found.how in ("train", "continue"):
-            train_or_open(spec.recipe, self.load(spec.recipe), path, show=self.show())
+            recipe = with_stored_split(RunFolder(path), spec.recipe)
+            train_or_open(recipe, self.load(recipe), path, show=self.show())
         tasks = {}
         for task in found.tasks if found.how == "partial" else spec.tasks:
             stored = self._stored(path, task, spec.recipe)
@@ -259,6 +260,8 @@ def finished_runs(folders: Sequence[Path]) -> list[RunFiles]:
 def _differs(keys: dict[str, Any], recipe: Recipe, but: tuple[str, ...] = ()) -> str:
     """Return the first key in which a recipe differs, "" if there is none; the keys `but` are ignored."""
     ignored = (*_MAY_DIFFER, *but)
+    if recipe.validation == "auto":
+        ignored = (*ignored, "validation")
     return next((key for key, value in recipe.as_dict().items() if key not in ignored and keys.get(key) != value), "")
 
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from advibp.data import Data, Split
+from advibp.data.assembly import validation_size
 from advibp.data.fetch.known_sets import Row
 from advibp.methods import Method
 from advibp.recipe import Recipe
@@ -54,14 +55,15 @@ def estimate_seconds(net: nn.Module, data: Data, recipe: Recipe, method: Method 
 
 def placeholder_data(recipe: Recipe, row: Row) -> Data:
     """Return data of the recipe's sizes without loading the data set: one gray image, repeated without using memory."""
-    images = min(row.images[0] - recipe.validation, recipe.limit or row.images[0])
+    held_out = int(validation_size(recipe.validation, row.images[0]))
+    images = min(row.images[0] - held_out, recipe.limit or row.images[0])
     shape = row.input_shape
 
     def split(count: int) -> Split:
         x, y = torch.full((1, *shape), 0.5), torch.zeros(1, dtype=torch.int64)
         return Split(x.expand(count, *shape), y.expand(count))
 
-    return Data(row.name, split(images), split(recipe.validation), split(row.images[1]), row.classes)
+    return Data(row.name, split(images), split(held_out), split(row.images[1]), row.classes)
 
 
 #: Images of each timed pass. The first pass warms up. A pass of more than _LONG seconds is the last one.

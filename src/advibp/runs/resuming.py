@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,61 @@ def recipe_of(folder: RunFolder) -> Recipe:
     return Recipe.of(keys)
 
 
+def continued(folder: RunFolder, recipe: Recipe, *, epochs_given: bool = True) -> Recipe:
+    """Return the recipe with which a run continues.
+
+    Keys that a new run determines from the network and the data come from the folder. More epochs than the run has
+    extend it: its phases stay where they are, and training continues at full eps.
+
+    Args:
+        folder: the folder of the run.
+        recipe: the requested recipe.
+        epochs_given: the user asked for the epochs of `recipe`; otherwise the run keeps its number.
+
+    Raises:
+        UserError: the run can't have this number of epochs.
+    """
+    stored = recipe_of(folder)
+    kept: dict[str, Any] = {}
+    if recipe.init == Recipe.init:
+        kept["init"] = stored.init
+    if recipe.validation == "auto":
+        kept["validation"] = stored.validation
+    if not epochs_given or recipe.epochs == stored.epochs:
+        kept |= {"epochs": stored.epochs, "extended": stored.extended}
+    elif recipe.extended in ((), stored.extended):
+        kept["extended"] = _extension(folder, stored, recipe)
+    return dataclasses.replace(recipe, **kept)
+
+
+def with_stored_split(folder: RunFolder, recipe: Recipe) -> Recipe:
+    """Return the recipe with the number of validation images that a run has, if it is "auto" in the recipe."""
+    if recipe.validation != "auto" or not folder.exists:
+        return recipe
+    return dataclasses.replace(recipe, validation=recipe_of(folder).validation)
+
+
+def _extension(folder: RunFolder, stored: Recipe, recipe: Recipe) -> tuple[float, ...]:
+    """Return the key `extended` of a run that gets more epochs."""
+    path, epochs = folder.path, f"{stored.epochs:g}"
+    if recipe.epochs < stored.epochs:
+        done = len(folder.history())
+        raise UserError(
+            f"{path} has {epochs} epochs, {min(done, int(stored.epochs))} of them finished, and can't be shortened to "
+            f"{recipe.epochs:g}; give more than {epochs} epochs to extend it, or train into another --out."
+        )
+    if stored.stages or recipe.stages:
+        raise UserError(
+            f"{path} has layer-wise stages after its {epochs} epochs, so these can't become {recipe.epochs:g}; give "
+            "more stages, or train into another --out."
+        )
+    if not stored.epochs.is_integer():
+        raise UserError(
+            f"{path} has {epochs} epochs and ends within an epoch, so it can't be extended; train into another --out."
+        )
+    return (*stored.extended, stored.epochs)
+
+
 def check_same_run(folder: RunFolder, recipe: Recipe) -> None:
     """Raise a UserError if a run was started with another recipe."""
     _check_same(folder.path, recipe_of(folder).as_dict(), recipe, ignored=(*MAY_DIFFER, *_STAGE_KEYS))
@@ -43,6 +99,11 @@ def check_same_run(folder: RunFolder, recipe: Recipe) -> None:
 
 def _check_same(path: Path, stored: dict[str, Any], recipe: Recipe, ignored: tuple[str, ...]) -> None:
     requested = recipe.as_dict()
+    if stored.get("epochs") in recipe.extended:  # compare with the recipe before the extension
+        requested["extended"] = [e for e in recipe.extended if e < stored["epochs"]]
+        requested["epochs"] = stored["epochs"]
+    if requested["validation"] == "auto":
+        ignored = (*ignored, "validation")
     for key in requested:
         if key in stored and key not in ignored and stored[key] != requested[key]:
             raise UserError(
@@ -82,7 +143,9 @@ def restore(folder: RunFolder, training: Training) -> tuple[dict[str, Any], list
         ignored = MAY_DIFFER if in_stages else (*MAY_DIFFER, *_STAGE_KEYS)
         _check_same(folder.path, current_keys(facts["recipe"]), training.recipe, ignored=ignored)
         if facts["data"] != training.feed.fingerprint:
-            raise UserError(f"{folder.path} was trained on other images; resume it with the same data.")
+            held_out = facts["recipe"].get("validation")
+            advice = "" if held_out == len(training.data.validation) else f" (it was loaded with validation={held_out})"
+            raise UserError(f"{folder.path} was trained on other images; resume it with the same data{advice}.")
         state = {group: checkpoint.group(group, tensors) for group in _GROUPS}
         try:
             training.load_state_dict({**state, "steps": facts["steps"], "c_max": facts["c_max"]})
@@ -90,7 +153,7 @@ def restore(folder: RunFolder, training: Training) -> tuple[dict[str, Any], list
             raise checkpoint.mismatch_error(error, path) from None
         for file in damaged:  # renamed, so that it does not count as one of the newest checkpoints
             file.rename(file.with_suffix(".damaged"))
-        if not training.finished:  # stages may have been added to a finished run
+        if not training.finished:  # stages or epochs may have been added to a finished run
             folder.reopen(training.epoch)
         if recipe_of(folder) != training.recipe:
             folder.write_recipe(training.recipe.to_yaml())

@@ -27,7 +27,7 @@ from advibp.runs import first_net, open_with_facts, train
 from advibp.runs.estimate import EPOCH_KEYS, estimate_seconds, shorten
 from advibp.runs.fitting_verifiers import fitting_verifiers, trained_verifier
 from advibp.runs.recipe_data import load_data
-from advibp.runs.resuming import check_same_run, recipe_of
+from advibp.runs.resuming import check_same_run, recipe_of, with_stored_split
 from advibp.runs.sweep_table import COLUMNS as COLUMNS
 from advibp.runs.sweep_table import markdown as markdown
 from advibp.runs.sweep_table import table as table
@@ -152,7 +152,9 @@ def _plain(evaluation: Evaluation) -> dict[str, Any]:
 
 def _measure(options: Sweep, evaluation: Evaluation, recipe: Recipe, path: Path, show: Display) -> dict[str, Any]:
     """Train and certify one run, and return its row."""
-    folder, data = RunFolder(path), options.load(recipe)
+    folder = RunFolder(path)
+    recipe = with_stored_split(folder, recipe)
+    data = options.load(recipe)
     method = options.methods.get(recipe.method)
     if options.seconds is not None and folder.exists:  # its epochs were set when it started
         stored = recipe_of(folder)
@@ -191,8 +193,9 @@ def train_or_open(recipe: Recipe, data: Data, path: Path, *, method: Method | No
     """Return the trained network of a recipe: open a finished run, continue an interrupted one, or train."""
     folder = RunFolder(path)
     net = first_net(recipe, data, weights=not folder.has_weights)
-    if folder.finished:
+    if folder.exists:
         check_same_run(folder, recipe)
+    if folder.finished:
         open_with_facts(path, net)
     else:
         train(net, data, recipe=recipe, method=method, out=path, resume=True, show=show)

@@ -111,8 +111,8 @@ def choices(rows: Sequence[Row]) -> list[str]:
         name = ", ".join(f"{key}={value}" for key, value in best) or "the defaults"
         validation, test = means[best]
         sentences.append(
-            f"eps {format_eps(float(eps))}: {name} has the lowest verified error on validation images, {validation:.2f} %; "
-            f"on test images it has {test:.2f} %."
+            f"eps {format_eps(float(eps))}: {name} has the lowest verified error on validation images, "
+            f"{validation:.2f} %; on test images it has {test:.2f} %."
         )
     return sentences
 

@@ -25,7 +25,7 @@ from advibp.methods import METHODS, Method
 from advibp.recipe import Recipe
 from advibp.runs.notebook_display import default_display
 from advibp.runs.opening import run_once
-from advibp.runs.resuming import check_same_run, recipe_of, restore, should_resume
+from advibp.runs.resuming import check_same_run, continued, restore, should_resume, with_stored_split
 from advibp.runs.run import Run
 from advibp.runs.runner import Runner
 from advibp.runs.stopping import StopRequest
@@ -59,7 +59,10 @@ def train(
             (x_train, y_train, x_test, y_test), a Dataset, a DataLoader, or a tuple (train, test) or (train, validation,
             test) of such sets. `validation` of the training images are held out, by default one in ten, at most 1000.
         out: folder of the run; by default nothing is saved.
-        resume: continue the run in `out` if there is one. The result is bit by bit that of an uninterrupted run.
+        resume: continue the run in `out` if there is one. The result is bit by bit that of an uninterrupted run. With a
+            larger number of `epochs`, the run is extended: its phases stay where they are, and training continues at
+            full eps. A linear learning rate decays again, on the line of the longer run; a learning rate by steps stays
+            at its last value.
         recipe: name of a shipped recipe, a YAML file or a `Recipe`; by default the default recipe.
         show: the display; by default a progress bar. `advibp.Silent()` shows nothing.
         method: a name from `advibp methods` or a `Method`. A `Method` must be passed again to resume its run.
@@ -93,19 +96,24 @@ def train(
         options = {"method": place, **options}
     elif method is not None:
         options["method"] = method
+    epochs_given = recipe is not None or "epochs" in options
     if isinstance(recipe, Recipe):
         recipe = recipe.changed(user_method, **options)
     else:
         name = data.name if isinstance(data, Data) else "python"
         recipe = Recipe.load(recipe, user_method, **{"data": name, "net": type(net).__name__, **options})
-    if not isinstance(data, Data):
-        data, recipe = _converted(net, data, recipe)
     for message in mode_warnings(net):
         warnings.warn(message, UserWarning, stacklevel=2)
     folder = RunFolder(path) if path is not None else None
     continues = folder is not None and should_resume(folder, resume)
-    if folder and continues and recipe.init == Recipe.init:
-        recipe = dataclasses.replace(recipe, init=recipe_of(folder).init)
+    if folder and continues:
+        recipe = with_stored_split(folder, recipe)
+    if not isinstance(data, Data):
+        data, recipe = _converted(net, data, recipe)
+    if folder and continues:
+        recipe = continued(folder, recipe, epochs_given=epochs_given)
+    elif recipe.validation == "auto" and len(data.validation):
+        recipe = dataclasses.replace(recipe, validation=len(data.validation))
     with (
         StopRequest() as stop,
         preserve_global_state(),
@@ -157,8 +165,7 @@ def _initialize(net: nn.Module, recipe: Recipe) -> Recipe:
 
 def _converted(net: nn.Module, data: Any, recipe: Recipe) -> tuple[Data, Recipe]:
     """Convert tensors, Datasets and DataLoaders to a data set; the recipe gets the number of validation images."""
-    number = None if recipe.validation == Recipe.validation else recipe.validation
-    data = as_data(data, validation=number, classes=lambda x: _count_outputs(net, x), name=recipe.data)
+    data = as_data(data, validation=recipe.validation, classes=lambda x: _count_outputs(net, x), name=recipe.data)
     return data, dataclasses.replace(recipe, validation=len(data.validation))
 
 

@@ -228,7 +228,7 @@ class Training:
         if recipe.lr_shape == "linear":
             if self.stage:
                 return schedules.linear_decay(t, lr=recipe.stage_lr, start=0.0, end=recipe.stage_epochs)
-            return schedules.linear_decay(t, lr=recipe.lr, start=line.joint + line.ramp, end=recipe.epochs)
+            return schedules.linear_decay(t, lr=recipe.lr, start=line.joint + line.ramp, end=recipe.decay_end(t))
         if self.stage:
             milestones = [recipe.in_epochs(m, recipe.stage_epochs) for m in recipe.stage_lr_milestones]
             return schedules.learning_rate(t, lr=recipe.stage_lr, milestones=milestones, factor=recipe.lr_factor)
