@@ -178,7 +178,7 @@ def test_a_method_by_its_place_on_the_command_line(
     recipe = resuming.recipe_of(RunFolder(tmp_path / "run"))
     assert (recipe.method, recipe.lr, recipe.warmup_adversarial, recipe.warmup_natural) == ("mine.py:M", 0.01, 0, 1)
     assert "--method mine.py:M" in RunFolder(tmp_path / "run").summary()["command"]
-    assert cli.main(["certify", "run", "--eps", "0.1", "--limit", "5", "--steps", "2"]) == 0
+    assert cli.main(["certify", "run", "--eps", "0.1", "--limit", "5", "--attack-steps", "2"]) == 0
     capsys.readouterr()
     assert cli.main(["train", "--resume", "--out", "run"]) == 2
     assert "add --method mine.py:M" in capsys.readouterr().err

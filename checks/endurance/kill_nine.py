@@ -41,7 +41,7 @@ TRAIN = [
     *shlex.split("train mnist 'Conv 4 4x4+2, FC 20' --epochs 40 --warmup-natural 3 --warmup-adversarial 3 --ramp 14"),
     *shlex.split("--limit 2000 --validation 500 --batch-size 50 --eps 0.1 --threads 1"),
 ]
-CERTIFY = shlex.split("--eps 0.1 0.15 --limit 4000 --steps 100 --threads 1")
+CERTIFY = shlex.split("--eps 0.1 0.15 --limit 4000 --attack-steps 100 --threads 1")
 CODES = {"KILL": -9, "TERM": 143, "INT": 130}
 SHARE = {"train": 0.25, "certify": 0.4}  # a kill comes within this fraction of the undisturbed time
 POLL = 2e-4  # seconds between two checks of the folder

@@ -31,7 +31,7 @@ from advibp.cli import main
 PAGE = 4096
 TRAIN = "'FC 30, FC 30' --epochs 5 --warmup-natural 1 --warmup-adversarial 1 --ramp 1 --batch-size 20 --validation 30"
 TRAIN += " --eps 0.1 --threads 1 --resume"
-CERTIFY = "--eps 0.1 0.15 0.2 0.25 --steps 10 --threads 1"
+CERTIFY = "--eps 0.1 0.15 0.2 0.25 --attack-steps 10 --threads 1"
 ROOMS = {  # free pages of the disk, or allowed pages of each file, when a command starts
     ("disk", "train"): (0, 4, 13, 24),
     ("disk", "certify"): (0, 12),

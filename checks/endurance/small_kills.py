@@ -24,7 +24,7 @@ import wholeness
 from advibp.cli import main
 
 KILLS = 6
-CERTIFY = "--eps 0.1 0.12 0.15 0.2 0.25 0.3 --steps 150 --threads 1"
+CERTIFY = "--eps 0.1 0.12 0.15 0.2 0.25 0.3 --attack-steps 150 --threads 1"
 
 
 def start(line: str, seconds: float = 0.0) -> int:

@@ -6,34 +6,21 @@ all tables into the pages; `make docs` runs it, and a test checks that the pages
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from advibp import nets
+from advibp.cli import parser
 from advibp.cli.list_commands import _cost
 from advibp.methods import METHODS
-from advibp.recipe import Recipe, read, shipped
+from advibp.recipe import KEY_GROUPS, Recipe, option_text, read, shipped
 from advibp.reproduce import PLANS
 
 ROOT = Path(__file__).parents[2]
 MARK = re.compile(r"^<!-- table: ([\w ]+) -->\n.*?^<!-- end of table -->$", re.MULTILINE | re.DOTALL)
-
-#: The keys of a recipe by topic. A test checks that this is complete.
-GROUPS: dict[str, str] = {
-    "Task": "data net method eps seed",
-    "Phases": "epochs extended warmup_natural warmup_adversarial warmup_adversarial_ramp ramp ramp_shape",
-    "Weights of the two losses": "weighting kappa beta1 beta2 scope c_max c_extra c_decay fosc_scale fosc_set",
-    "Keys of single methods": "attack_steps beta domain symbols regularizer projections",
-    "Optimizer": "batch_size lr lr_shape lr_milestones lr_factor clip l1 max_loss",
-    "Layer-wise stages": "stages stage_epochs stage_lr stage_lr_milestones",
-    "Network": "weights init normalize batchnorm",
-    "Images": "data_root size flip crop limit validation select",
-    "Machine": "threads device at_once recompute",
-    "Comparison": "published",
-}
 
 
 def updated(markdown: str) -> str:
@@ -53,21 +40,36 @@ def update_all() -> None:
 def recipe_keys() -> str:
     fields = {field.name: field for field in dataclasses.fields(Recipe)}
     parts = []
-    for title, keys in GROUPS.items():
+    for title, keys in KEY_GROUPS.items():
         rows = [
-            (f"`{key}`", f"`{shown(fields[key].default)}`", fields[key].metadata["description"]) for key in keys.split()
+            (f"`{key}`", f"`{option_text(fields[key].default)}`", fields[key].metadata["description"]) for key in keys
         ]
         parts.append(f"### {title}\n\n{table(('key', 'default', 'meaning'), rows)}")
     return "\n\n".join(parts)
 
 
-def shown(value: Any) -> str:
-    """Return a value in the form of a command-line option."""
-    if isinstance(value, tuple):
-        return ",".join(map(str, value)) or "(none)"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
+def commands() -> str:
+    """Every command with its description, usage, examples and options, from the parsers."""
+    (listed,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return "\n\n".join(_command(name, command) for name, command in listed.choices.items())
+
+
+def _command(name: str, command: argparse.ArgumentParser) -> str:
+    paragraphs = [
+        f"```text\n{part}\n```" if part.startswith("  ") else part for part in str(command.description).split("\n\n")
+    ]
+    usage = str(command.usage or command.format_usage().removeprefix("usage: ")).rstrip()
+    parts = [f"## advibp {name}", *paragraphs, f"```text\n{usage}\n\n{command.epilog}\n```"]
+    formatter = command.formatter_class(command.prog)
+    for group in command._action_groups:
+        actions = [a for a in group._group_actions if a.help != argparse.SUPPRESS and "--help" not in a.option_strings]
+        rows = [
+            (f"`{formatter._format_action_invocation(action)}`", formatter._expand_help(action)) for action in actions
+        ]
+        if rows:
+            head = {"positional arguments": "argument", "options": "option"}.get(str(group.title), str(group.title))
+            parts.append(table((head, "meaning"), rows))
+    return "\n\n".join(parts)
 
 
 def shipped_recipes() -> str:
@@ -98,7 +100,7 @@ def methods() -> str:
 def method_keys() -> str:
     rows = []
     for name, row in METHODS.items():
-        own = ", ".join(f"`{key}: {shown(value)}`" for key, value in row.recipe.items())
+        own = ", ".join(f"`{key}: {option_text(value)}`" for key, value in row.recipe.items())
         weights = str(row.weighting) if row.lower and row.upper else "–"
         keys = ", ".join(f"`{key}`" for key in row.recipe_keys)
         rows.append((f"`{name}`", weights, {None: "–", "box": "boxes", "zonotope": "zonotopes"}[row.latent], keys, own))
@@ -142,6 +144,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "commands": commands,
     "recipe keys": recipe_keys,
     "shipped recipes": shipped_recipes,
     "methods": methods,

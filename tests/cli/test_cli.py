@@ -192,7 +192,7 @@ def test_deleted_model_is_restored_from_the_last_checkpoint(own_run: Path) -> No
 
 def test_table_of_several_verifiers(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     every = "ibp crown-ibp crown deepz alpha-crown"
-    options = f"--eps 0.05 --by {every} --attack apgd --steps 5 --sample 12 --workers 2 --threads 1"
+    options = f"--eps 0.05 --by {every} --attack apgd --attack-steps 5 --sample 12 --workers 2 --threads 1"
     assert call(f"certify run {options}") == 0
     out = capsys.readouterr().out
     assert "decisions by check" in out
@@ -206,7 +206,7 @@ def test_table_of_several_verifiers(own_run: Path, capsys: pytest.CaptureFixture
 
 
 def test_radii(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("certify run --radius --by ibp crown-ibp --steps 5 --limit 6 --threads 1") == 0
+    assert call("certify run --radius --by ibp crown-ibp --attack-steps 5 --limit 6 --threads 1") == 0
     assert "certified accuracy" in capsys.readouterr().out
     lines = [json.loads(line) for line in Path("run/certify/radii.jsonl").read_text().splitlines()]
     assert [line["index"] for line in lines] == list(range(6))
@@ -216,19 +216,19 @@ def test_radii(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_certifying_twice_reuses_the_verdicts(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = []
     for _ in range(2):
-        assert call("certify run --eps 0.05 8/255 --steps 10 --limit 30 --threads 1") == 0
+        assert call("certify run --eps 0.05 8/255 --attack-steps 10 --limit 30 --threads 1") == 0
         said.append(capsys.readouterr())
         said_now = Path("run/certify/records.jsonl").read_bytes()
         assert said[0] == said[-1]
         assert len(said_now.splitlines()) == 60
     assert said[0].err == ""
     assert "verified error" in said[0].out
-    assert call("certify run --steps 10") == 0  # at the run's own eps
+    assert call("certify run --attack-steps 10") == 0  # at the run's own eps
     assert "0.1" in capsys.readouterr().out
 
 
 def test_the_attack_is_never_weaker_than_no_attack(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("attack run --eps 0.1 0.5 --steps 5 --restarts 2 --loss margin --threads 1") == 0
+    assert call("attack run --eps 0.1 0.5 --attack-steps 5 --attack-restarts 2 --attack-loss margin --threads 1") == 0
     out, err = capsys.readouterr()
     assert err == ""
     rows = re.findall(r"([\d.]+) %[^\d]+([\d.]+) %", out)
@@ -270,14 +270,14 @@ def test_printed_radius_is_certified(own_run: Path, capsys: pytest.CaptureFixtur
 
 def test_user_network(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(f"train data.npz own.py:good {OPTIONS} --out own") == 0
-    assert call("certify own --net own.py:good --steps 5 --limit 5") == 0
+    assert call("certify own --net own.py:good --attack-steps 5 --limit 5") == 0
     assert call("predict own test:3 --net own.py:good") == 0
     capsys.readouterr()
-    assert call("certify own --steps 5") == 2
+    assert call("certify own --attack-steps 5") == 2
     assert "--net" in capsys.readouterr().err
-    assert call("certify own --net own.py:narrow --steps 5") == 2
+    assert call("certify own --net own.py:narrow --attack-steps 5") == 2
     capsys.readouterr()
-    for command in ("certify own --steps 5", "certify own --radius --steps 5", "predict own test:3"):
+    for command in ("certify own --attack-steps 5", "certify own --radius --attack-steps 5", "predict own test:3"):
         assert call(f"{command} --net own.py:noisy") == 2
         out, err = capsys.readouterr()
         assert "draws random numbers" in err
@@ -324,7 +324,7 @@ def test_special_characters_in_paths_are_printed(own_run: Path, capsys: pytest.C
     name = "[bold] and [/odd] " + 30 * "long"
     assert call(f"{TRAIN} --out '{name}'") == 0
     assert f"-> {name}\n" in capsys.readouterr().out
-    assert call(f"certify '{name}' --steps 2 --limit 3") == 0
+    assert call(f"certify '{name}' --attack-steps 2 --limit 3") == 0
     assert f"records: {name}/certify/records.jsonl\n" in capsys.readouterr().out
 
 
@@ -413,7 +413,7 @@ MISTAKES = {
     "radius beyond the images": ("attack run --eps 2", "eps is 2"),
     "negative limit": ("certify run --limit -1", "--limit"),
     "no images": ("attack run --limit 0", "--limit"),
-    "no steps": ("certify run --steps 0", "--steps"),
+    "no steps": ("certify run --attack-steps 0", "--attack-steps"),
     "unknown prover": ("certify run --by ibp magic", "no verifier 'magic'"),
     "no time": ("certify run --budget 0", "budget is 0"),
     "a budget that nothing would use": ("certify run --budget 5", "budget limits verifiers that run after the attack"),
@@ -421,8 +421,8 @@ MISTAKES = {
     "radii for a radius": ("certify run --radius --eps 0.1 --workers 2", "--eps, --workers would be ignored"),
     "a file for a property without one": ("certify run --result file", "--result would be ignored without --onnx"),
     "empty sample": ("certify run --sample 0", "--sample"),
-    "a loss that pgd has not": ("certify run --loss dlr", "is not an attack"),
-    "no restarts": ("attack run --restarts 0", "--restarts"),
+    "a loss that pgd has not": ("certify run --attack-loss dlr", "is not an attack"),
+    "no restarts": ("attack run --attack-restarts 0", "--attack-restarts"),
     "no step size": ("attack run --step 0", "step=0"),
     "no threads": ("certify run --threads 0", "--threads"),
     "device that is not here, certifying": ("certify run --device cuda:99", "Device 'cuda:99'"),
@@ -435,9 +435,9 @@ MISTAKES = {
     "no such image": ("predict run nowhere.png", "does not exist"),
     "no such test image": ("predict run test:40", "test:0 to test:39"),
     "no number of a test image": ("predict run test:²", "is not a test image"),
-    "steps that are no number": ("certify run --steps many", "'many'"),
+    "steps that are no number": ("certify run --attack-steps many", "'many'"),
     "radius that is no number": ("attack run --eps wide", "'wide' is not a number"),
-    "unknown loss": ("attack run --loss l2", "l2"),
+    "unknown loss": ("attack run --attack-loss l2", "l2"),
     "unknown option": ("certify run --fast", "--fast"),
     "unknown command": ("prove run", "prove"),
     "no command": ("", "COMMAND"),
@@ -491,7 +491,7 @@ def test_a_collapsed_network_is_reported_by_every_command(tmp_path: Path, capsys
     options += ["--weights", str(weights), "--eps", "0.1", "--out", run]
     assert cli.main(["train", "mnist", "FC 5", *options]) == 0
     assert "warning: The network" in capsys.readouterr().out
-    assert cli.main(["certify", run, "--eps", "0.1", "--limit", "50", "--steps", "1"]) == 0
+    assert cli.main(["certify", run, "--eps", "0.1", "--limit", "50", "--attack-steps", "1"]) == 0
     assert "warning: The network" in capsys.readouterr().out
     assert cli.main(["predict", run, "test:0"]) == 0
     assert "warning: The network" in capsys.readouterr().out

@@ -329,7 +329,7 @@ def test_unknown_source(source: str | Path, said: str) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"validation": 20}, "validation is 20; expected 0 to 19"),
+        ({"validation": 20}, "validation is 20; expected auto, or 0 to 19"),
         ({"validation": -1}, "validation is -1"),
         ({"validation": 0.5}, "validation is 0.5"),
         ({"limit": 0}, "limit is 0"),

@@ -18,10 +18,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     first, second, bare = home / "first", home / "second", home / "bare"
     commands = [
         f"train mnist a --eps 0.05 --limit 1000 --epochs 5 {small} --out {first}",
-        f"certify {first} --eps 0.01 0.05 --limit 60 --steps 10 --threads 1 --by ibp crown",
-        f"certify {first} --radius --limit 60 --steps 5 --threads 1",
+        f"certify {first} --eps 0.01 0.05 --limit 60 --attack-steps 10 --threads 1 --by ibp crown",
+        f"certify {first} --radius --limit 60 --attack-steps 5 --threads 1",
         f"train mnist 'Conv 4 4x4+3, FC 20' --method ibp --eps 0.02 --limit 800 --epochs 3 {small} --out {second}",
-        f"certify {second} --eps 0.01 0.02 --limit 60 --steps 5 --threads 1",
+        f"certify {second} --eps 0.01 0.02 --limit 60 --attack-steps 5 --threads 1",
     ]
     for command in commands:
         assert call(command) == 0, command

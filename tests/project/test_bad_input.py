@@ -306,7 +306,7 @@ def damaged_runs(here: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(here)
             copy(name)
-            assert call(f"certify {name} --eps 0.05 --steps 2 --limit 5 --threads 1") == 0
+            assert call(f"certify {name} --eps 0.05 --attack-steps 2 --limit 5 --threads 1") == 0
         file = here / name / "certify" / "records.jsonl"
         file.write_text(file.read_text().replace(*change))
     (copy("recordless") / "certify" / "records.jsonl").mkdir(parents=True)
@@ -462,13 +462,13 @@ OTHERS = {
     "size for what has one": (train(more="--size 8"), "size"),
     "flipped bits in all checkpoints": ("train --resume --out flipped", "All checkpoints of flipped are damaged"),
     "damaged metrics": ("train --resume --out metrics", "metrics.jsonl is damaged"),
-    "damaged records": ("certify records --steps 2", "records.jsonl is damaged"),
-    "records with a strange verdict": ("certify verdict --steps 2", "records.jsonl is damaged in line 1"),
-    "records that were edited": ("certify better --steps 2", "in line 5: it was changed after it was written"),
+    "damaged records": ("certify records --attack-steps 2", "records.jsonl is damaged"),
+    "records with a strange verdict": ("certify verdict --attack-steps 2", "records.jsonl is damaged in line 1"),
+    "records that were edited": ("certify better --attack-steps 2", "in line 5: it was changed after it was written"),
     "records that were edited, reported": ("report better --out new.html", "in line 5: it was changed after"),
     "records that were edited, compared": ("compare run better", "in line 5: it was changed after"),
-    "records that are a folder": ("certify recordless --steps 2", "records.jsonl"),
-    "file in the place of the records": ("certify blocked --steps 2", "certify"),
+    "records that are a folder": ("certify recordless --attack-steps 2", "records.jsonl"),
+    "file in the place of the records": ("certify blocked --attack-steps 2", "certify"),
     "certifying without a recipe": ("certify forgotten", "recipe.yaml is missing"),
     "resuming without a recipe": (train().replace("--out new", "--resume --out forgotten"), "recipe.yaml"),
     "code planted in a run": ("certify planted", "own.py:evil"),
@@ -568,7 +568,8 @@ def test_a_set_too_small_for_validation_can_be_certified(here: Path, tmp_path: P
     x, y = halves(4)
     np.savez(tmp_path / "small.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     shutil.copytree(here / "run", tmp_path / "run")
-    assert call(f"certify {tmp_path / 'run'} --data {tmp_path / 'small.npz'} --eps 0.05 --steps 2 --threads 1") == 0
+    options = "--eps 0.05 --attack-steps 2 --threads 1"
+    assert call(f"certify {tmp_path / 'run'} --data {tmp_path / 'small.npz'} {options}") == 0
     assert (tmp_path / "run" / "certify-on-small" / "records.jsonl").read_text().count("\n") == 4
 
 
@@ -593,9 +594,10 @@ def test_escape_sequences_are_not_printed(
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(folder / f"{i}{ESCAPE}.png")
     Image.fromarray(x[0]).save(f"{ESCAPE}.png")
+    short = ["--data", str(here / "data.npz"), "--eps", "0.05", "--attack-steps", "2", "--limit", "5"]
     commands = [
-        (0, ["certify", str(run), "--data", str(here / "data.npz"), "--eps", "0.05", "--steps", "2", "--limit", "5"]),
-        (0, ["attack", str(run), "--data", str(here / "data.npz"), "--eps", "0.05", "--steps", "2", "--limit", "5"]),
+        (0, ["certify", str(run), *short]),
+        (0, ["attack", str(run), *short]),
         (0, ["predict", str(run), f"{ESCAPE}.png"]),
         (0, ["data", f"{ESCAPE}.npz"]),
         (0, ["data", "pictures"]),
@@ -606,7 +608,7 @@ def test_escape_sequences_are_not_printed(
         (2, ["train", "--recipe", "evil.yaml"]),
         (2, ["train", "--recipe", "key.yaml"]),
         (2, ["train", ESCAPE, "a"]),
-        (2, ["certify", "run", "--steps", ESCAPE]),
+        (2, ["certify", "run", "--attack-steps", ESCAPE]),
     ]
     for code, command in commands:
         assert call(shlex.join(command)) == code, command

@@ -33,7 +33,7 @@ import advibp
 from advibp import cli
 from advibp.bounds.box import Box
 from advibp.methods import METHODS
-from advibp.recipe import Recipe, shipped
+from advibp.recipe import KEY_GROUPS, Recipe, shipped
 from advibp.reproduce import PLANS
 
 ROOT = Path(__file__).parents[2]
@@ -51,9 +51,9 @@ TINY = (
 )
 SHORT = {
     "train": f"{TINY} --stage-epochs 0.5",
-    "sweep": f"{TINY} --sample 10 --pgd-steps 2",
-    "certify": "--limit 8 --steps 2 --restarts 1 --workers 1",
-    "attack": "--limit 8 --steps 2",
+    "sweep": f"{TINY} --sample 10 --test-attack-steps 2",
+    "certify": "--limit 8 --attack-steps 2 --attack-restarts 1 --workers 1",
+    "attack": "--limit 8 --attack-steps 2",
     "export": "--limit 1",
 }
 #: Commands that are parsed and not run, and why.
@@ -207,7 +207,7 @@ class Reader:
         if "--resume" in words:
             short = []  # a run goes on as it began
         elif "--radius" in words and "certify" in words:
-            short = ["--limit", "4", "--steps", "2"]
+            short = ["--limit", "4", "--attack-steps", "2"]
         elif "--onnx" in words and words[0] == "certify":
             short = ["--timeout", "600"]
         elif "--sample" in words and words[0] == "certify":
@@ -358,7 +358,7 @@ def hook(name: str) -> ModuleType:
 
 def test_every_key_of_a_recipe_has_a_row() -> None:
     tables = hook("tables")
-    grouped = [key for keys in tables.GROUPS.values() for key in keys.split()]
+    grouped = [key for keys in KEY_GROUPS.values() for key in keys]
     assert sorted(grouped) == sorted(field.name for field in dataclasses.fields(Recipe))
     shown = tables.recipe_keys()
     assert "| `ramp` | `35%` | R: epochs of the joint phase in which eps grows to eps_train |" in shown

@@ -32,6 +32,7 @@ values: dict[str, st.SearchStrategy[Any]] = {
     "method": st.sampled_from(list(METHODS)),
     "eps": small,
     "epochs": st.floats(20, 500),
+    "extended": st.sampled_from([[], [10.0], [10.0, 19.0]]),
     "warmup_natural": spans,
     "warmup_adversarial": spans,
     "warmup_adversarial_ramp": st.one_of(st.none(), spans),
@@ -94,6 +95,7 @@ def suited(mapping: dict[str, Any]) -> dict[str, Any]:
     weighting = (mapping.get("weighting") if two else None) or method.weighting
     alien = {key for row in METHODS.values() for key in row.recipe_keys} - set(method.recipe_keys)
     alien |= set() if method.latent else {"stages"}
+    alien |= {"extended"} if {**method.recipe, **mapping}.get("stages") else set()
     alien |= set() if two else {"weighting", "kappa"}
     alien |= set() if weighting in ("fixed", "scheduled") else {"kappa"}
     alien |= set() if weighting == "moments" else {"scope"}
@@ -231,6 +233,7 @@ BAD: dict[str, list[object]] = {
     "flip": ["perhaps", None],
     "crop": [-1, 65, 0.5],
     "validation": [0, "x"],
+    "extended": [5, "x", [0.5]],
     "select": ["first"],
     "limit": [0, "all", 1.5],
     "seed": [-1, "x", 0.5],

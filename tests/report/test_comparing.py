@@ -181,7 +181,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run = here / f"seed-{seed}"
         common = f"--validation 30 --threads 1 --seed {seed} --out {run}"
         assert call(f"train {here}/data.npz 'FC 8' {options} {common}") == 0
-        assert call(f"certify {run} --eps 0.05 0.1 --steps 5 --by ibp crown") == 0
+        assert call(f"certify {run} --eps 0.05 0.1 --attack-steps 5 --by ibp crown") == 0
     (here / "kept" / "certify").mkdir(parents=True)
     for name in ("recipe.yaml", "summary.json", "metrics.jsonl", "certify/summary.json"):
         shutil.copy(here / "seed-1" / name, here / "kept" / name)

@@ -176,7 +176,7 @@ def test_proofs_of_other_verifiers_do_not_count_for_ibp(ibp: Path, tmp_path: Pat
     """CROWN proved the images before IBP was tried, so that the error of IBP alone is unknown."""
     shutil.copytree(ibp / "out" / NAME, tmp_path / NAME)
     shutil.rmtree(tmp_path / NAME / "certify")
-    assert call(f"certify {tmp_path / NAME} --eps 0.001 --sample 40 --steps 5 --threads 1 --by crown") == 0
+    assert call(f"certify {tmp_path / NAME} --eps 0.001 --sample 40 --attack-steps 5 --threads 1 --by crown") == 0
     asked = ask(tmp_path)
     with pytest.raises(UserError, match="before ibp was tried"):
         Work(asked).measure(_spec(asked, (0.001,)))

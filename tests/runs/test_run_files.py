@@ -195,7 +195,7 @@ def test_certificates_of_other_weights_are_omitted_with_a_message(
     assert call(f"report {folder} --out {tmp_path / 'page.html'}") == 0
     assert "certifies other weights than the run has now; certify it again." in capsys.readouterr().out
     assert "certifies other weights" in (tmp_path / "page.html").read_text()
-    assert call(f"certify {folder} --eps 0.05 --limit 10 --steps 2 --threads 1") == 0
+    assert call(f"certify {folder} --eps 0.05 --limit 10 --attack-steps 2 --threads 1") == 0
     again = read_run(folder)
     assert again.stale == {}
     assert again.last is not None
@@ -212,7 +212,7 @@ def test_attack_of_earlier_records_is_described(folder: Path, capsys: pytest.Cap
     broken = before.counts(0.05)["falsified"]
     assert broken
     capsys.readouterr()
-    assert call(f"certify {folder} --eps 0.05 --limit 60 --steps 1 --threads 1") == 0
+    assert call(f"certify {folder} --eps 0.05 --limit 60 --attack-steps 1 --threads 1") == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert f"earlier call: pgd steps=10 step=0.1eps restarts=1 loss=ce random start seed=0: {broken} broken" in shown
     after = read_run(folder).last
@@ -229,7 +229,7 @@ def test_proofs_are_attributed_to_their_verifier(folder: Path) -> None:
     assert before is not None
     crown = sum(d.images for d in before.outcomes(0.01) if (d.by, d.verdict) == ("crown", "robust"))
     assert crown > 0
-    assert call(f"certify {folder} --eps 0.01 --limit 60 --steps 12 --threads 1 --by ibp") == 0
+    assert call(f"certify {folder} --eps 0.01 --limit 60 --attack-steps 12 --threads 1 --by ibp") == 0
     for _ in ("records", "summary alone"):
         certified = read_run(folder).last
         assert certified is not None
@@ -244,7 +244,7 @@ def test_other_data_have_a_folder_of_their_own(folder: Path) -> None:
     x, y = np.zeros((200, 28, 28), dtype=np.float32), np.arange(200) % 10
     np.savez(own, x_train=x, y_train=y, x_test=x[:10], y_test=y[:10])
     before = (folder / "certify" / "records.jsonl").read_bytes()
-    assert call(f"certify {folder} --data {own} --eps 0.05 --steps 2 --threads 1") == 0
+    assert call(f"certify {folder} --data {own} --eps 0.05 --attack-steps 2 --threads 1") == 0
     assert (folder / "certify" / "records.jsonl").read_bytes() == before
     assert (folder / "certify-on-own" / "summary.json").exists()
     assert list(read_run(folder).certified) == [None]

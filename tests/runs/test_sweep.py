@@ -145,7 +145,9 @@ def test_every_method_can_be_timed_and_fitted(method: str) -> None:
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    common = "sweep mnist --limit 300 --epochs 3 --warmup-natural 0 --ramp 1 --sample 20 --pgd-steps 2 --threads 1"
+    common = (
+        "sweep mnist --limit 300 --epochs 3 --warmup-natural 0 --ramp 1 --sample 20 --test-attack-steps 2 --threads 1"
+    )
     words = [*common.split()[:2], "FC 8", *common.split()[2:], "--eps", "0.1", "--vary", "method=ibp,fixed"]
     assert cli.main([*words, "--warmup-adversarial", "0", "--out", "two"]) == 0
     said = capsys.readouterr().out
@@ -175,9 +177,8 @@ def test_vary_data_methods_and_networks(tmp_path: Path, monkeypatch: pytest.Monk
         "def make():\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.ReLU(), nn.Linear(8, 10))\n"
     )
-    common = (
-        "--epochs 2 --warmup-natural 0 --warmup-adversarial 0 --ramp 1 --sample 10 --pgd-steps 2 --threads 1 --eps 0.1"
-    )
+    common = "--epochs 2 --warmup-natural 0 --warmup-adversarial 0 --ramp 1 --threads 1 --eps 0.1"
+    common += " --sample 10 --test-attack-steps 2"
     words = ["sweep", "mnist", "mine.py:make", *common.split(), "--validation", "20"]
     words += ["--vary", "limit=100,200", "--vary", "method=ibp,mine.py:BOTH", "--batch-size", "50"]
     assert cli.main(words) == 0

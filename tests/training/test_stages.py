@@ -234,8 +234,8 @@ def test_every_stage_is_kept_and_told(tmp_path: Path, capsys: pytest.CaptureFixt
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert [s["stage"] for s in summary["stages"]] == [0, 1, 2]
     for stage in ("0", "1", "2"):
-        assert main(["certify", out, "--stage", stage, "--steps", "5"]) == 0
-    assert main(["certify", out, "--steps", "5"]) == 0
+        assert main(["certify", out, "--stage", stage, "--attack-steps", "5"]) == 0
+    assert main(["certify", out, "--attack-steps", "5"]) == 0
     found = [
         json.loads((tmp_path / "run" / name / "summary.json").read_text()) for name in ("certify", "certify-stage-2")
     ]

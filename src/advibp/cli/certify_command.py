@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,8 +13,20 @@ from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
-from advibp.cli.console import OUT, count, fraction, print_warnings, refuse_ignored, stage_of
+from advibp.cli.console import (
+    DATA_ROOT,
+    NOTES,
+    OUT,
+    count,
+    fraction,
+    print_json,
+    print_warnings,
+    progress_console,
+    refuse_ignored,
+    stage_of,
+)
 from advibp.cli.named_inputs import Test, own_net
+from advibp.cli.parser import Parser, examples, output_options
 from advibp.cli.property_command import property_options, run_property
 from advibp.display.eps import format_eps
 from advibp.display.progress import Counting
@@ -25,22 +38,61 @@ from advibp.runs.recipe_data import load_data
 from advibp.storage import checkpoint
 from advibp.verify import Attack, Certificate, certify
 from advibp.verify.argument_checks import check_eps
-from advibp.verify.attack_all import attack_all
+from advibp.verify.attack_all import Attacks, attack_all
 from advibp.verify.certification import arithmetic_of
 from advibp.verify.precision import ARITHMETICS
 from advibp.verify.radius import curve, radii
 from advibp.verify.verifiers import VERIFIERS, complete_verifiers, in_order, searches
 
+LOSSES = ["ce", "margin", "dlr"]  # of the attacks
 
-def run_options(run_parser: argparse.ArgumentParser, command: Any) -> None:
-    """Add the options of `certify` or `attack`."""
+
+def certify_options(parser: Parser) -> None:
+    """Add the options of `certify`."""
+    parser.usage = (
+        "advibp certify RUN [--eps EPS ...] [--by VERIFIER ...] [OPTIONS]\n"
+        "       advibp certify --onnx NET --vnnlib PROPERTY [OPTIONS]"
+    )
+    parser.description = (
+        "Give every test image of a run a verdict at every eps: robust (proved), falsified (an adversarial example was "
+        "found), misclassified, unknown, timeout or error. Records are written to RUN/certify, and verdicts that are "
+        "there already are reused. With --onnx and --vnnlib, decide a property of an ONNX file."
+    )
+    parser.epilog = examples(
+        ("certify runs/first --eps 0.1 0.2", ""),
+        ("certify runs/first --eps 8/255 --by ibp crown-ibp crown", "stronger verifiers"),
+        ("certify runs/first --complete --sample 100 --workers 2", "decide every image"),
+        ("certify runs/first --radius", "the largest proved eps of each image"),
+        ("certify --onnx net.onnx --vnnlib p.vnnlib --timeout 60", "files of other tools"),
+    )
+    run_options(parser, run_certify)
+
+
+def attack_options(parser: Parser) -> None:
+    """Add the options of `attack`."""
+    parser.usage = "advibp attack RUN [--eps EPS ...] [OPTIONS]"
+    parser.description = (
+        "Attack every test image of a run, print the error under attack, and save the adversarial examples in "
+        "RUN/attack."
+    )
+    parser.epilog = examples(
+        ("attack runs/first --eps 0.3", ""),
+        ("attack runs/first --eps 8/255 --attack apgd --attack-restarts 5", "a stronger attack"),
+    )
+    run_options(parser, run_attack)
+
+
+def run_options(run_parser: Parser, command: Any) -> None:
+    """Add the options that `certify` and `attack` share."""
+    output_options(run_parser)
     run_parser.add_argument("run", nargs="?" if command is run_certify else None, help="folder of a finished run")
     run_parser.add_argument(
         "--eps", nargs="+", type=fraction, help="radii, such as 0.1 0.2 or 8/255; default: the run's eps"
     )
     if command is run_certify:
         names = ", ".join(VERIFIERS)
-        verifiers = run_parser.add_mutually_exclusive_group()
+        proofs = run_parser.add_argument_group("proofs")
+        verifiers = proofs.add_mutually_exclusive_group()
         verifiers.add_argument(
             "--by", nargs="+", default=["ibp"], metavar="VERIFIER", help=f"verifiers, run cheapest first: {names}"
         )
@@ -51,50 +103,59 @@ def run_options(run_parser: argparse.ArgumentParser, command: Any) -> None:
             const=["complete"],
             help="decide every image, given enough time: --by " + " ".join(complete_verifiers()),
         )
-        arithmetic_option(run_parser)
-        run_parser.add_argument(
+        arithmetic_option(proofs)
+        proofs.add_argument(
             "--budget",
             type=float,
             metavar="SECONDS",
             help=f"per image; after that its verdict is timeout. Default: no limit; 60 with {', '.join(searches())}",
         )
-        run_parser.add_argument("--sample", type=count, metavar="N", help="N test images, drawn at random with --seed")
-        run_parser.add_argument("--workers", type=count, default=1, help="number of processes, with one thread each")
-        run_parser.add_argument(
+        proofs.add_argument("--sample", type=count, metavar="N", help="N test images, drawn at random with --seed")
+        proofs.add_argument("--workers", type=count, default=1, metavar="N", help="processes, with one thread each")
+        proofs.add_argument(
             "--radius",
             action="store_true",
             help="instead of verdicts, the largest eps that is proved for each image and the smallest that breaks it",
         )
-    run_parser.add_argument("--data", help="data set to use; default: the run's")
-    run_parser.add_argument("--data-root", metavar="DIR", help="folder of the data sets")
-    run_parser.add_argument(
-        "--stage", type=stage_of, help="use the network after this layer-wise stage; 0: before the first"
+    images = run_parser.add_argument_group("network and images")
+    images.add_argument("--data", help="data set to use; default: the run's")
+    images.add_argument("--data-root", metavar="DIR", help=DATA_ROOT)
+    images.add_argument(
+        "--stage", type=stage_of, metavar="K", help="use the network after this layer-wise stage; 0: before the first"
     )
-    run_parser.add_argument("--net", help="your own network: file.py:function or package.module:function")
-    run_parser.add_argument("--limit", type=count, help="use only the first N test images")
-    run_parser.add_argument(
+    images.add_argument("--net", help="your own network: file.py:function or package.module:function")
+    images.add_argument("--limit", type=count, metavar="N", help="use only the first N test images")
+    attacking = run_parser.add_argument_group("attack")
+    attacking.add_argument(
         "--attack",
         choices=["pgd", "apgd"],
         default="pgd",
         help="pgd, or apgd, which adapts its step size and is stronger",
     )
-    run_parser.add_argument("--steps", type=count, default=200, help="steps of the attack")
-    run_parser.add_argument("--step", type=float, help="PGD step size as a share of eps; default: 0.1")
-    run_parser.add_argument("--restarts", type=count, default=1, help="restarts of the attack")
-    run_parser.add_argument(
-        "--loss",
-        choices=["ce", "margin", "dlr"],
+    attacking.add_argument("--attack-steps", type=count, default=200, metavar="N", help="steps of the attack")
+    attacking.add_argument(
+        "--attack-step-size", type=float, metavar="SHARE", help="PGD step size as a share of eps; default: 0.1"
+    )
+    attacking.add_argument("--attack-restarts", type=count, default=1, metavar="N", help="restarts of the attack")
+    attacking.add_argument(
+        "--attack-loss",
+        choices=LOSSES,
         help="loss that the attack maximizes; default: ce for pgd, margin for apgd",
     )
-    run_parser.add_argument("--seed", type=int, default=0, help="seed of the random starts, and of --sample")
-    run_parser.add_argument("--threads", type=count, help="CPU threads")
-    run_parser.add_argument("--device", default="auto")
+    run_parser.add_old_name("--steps", "--attack-steps", type=count)
+    run_parser.add_old_name("--step", "--attack-step-size", type=float)
+    run_parser.add_old_name("--restarts", "--attack-restarts", type=count)
+    run_parser.add_old_name("--loss", "--attack-loss", choices=LOSSES)
+    machine = run_parser.add_argument_group("machine")
+    machine.add_argument("--seed", type=int, default=0, help="seed of the random starts, and of --sample")
+    machine.add_argument("--threads", type=count, metavar="N", help="CPU threads")
+    machine.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     if command is run_certify:
         property_options(run_parser)
     run_parser.set_defaults(command=command, parser=run_parser)
 
 
-def arithmetic_option(parser: argparse.ArgumentParser) -> None:
+def arithmetic_option(parser: argparse._ActionsContainer) -> None:
     """Add --arithmetic."""
     parser.add_argument(
         "--arithmetic",
@@ -118,7 +179,7 @@ def run_certify(args: argparse.Namespace) -> int:
         refuse_ignored(args, ("eps", "sample", "budget", "workers"), "with --radius, which tries every eps")
         _print_radii(net, test, attack, out, args)
         return 0
-    with Counting("certifying", OUT) as counting:
+    with Counting("certifying", progress_console()) as counting:
         certificate = certify(
             net,
             test,
@@ -134,6 +195,9 @@ def run_certify(args: argparse.Namespace) -> int:
             seed=args.seed,
             progress=counting.progress,
         )
+    if args.json:
+        print_json(_certificate_facts(certificate, args, out))
+        return 0
     stage = "" if args.stage is None else f", stage {args.stage}"
     images = certificate.counts(certificate.eps[0]).total()
     arithmetic = arithmetic_of(net, args.arithmetic)
@@ -149,7 +213,7 @@ def run_certify(args: argparse.Namespace) -> int:
     _print_attacks(certificate, attack, args.seed)
     if len(in_order(args.by)) > 1:
         OUT.print(_deciders(certificate))
-    OUT.print(f"records: {out / 'records.jsonl'}", style="dim", markup=False, soft_wrap=True)
+    NOTES.print(f"records: {out / 'records.jsonl'}", style="dim", markup=False, soft_wrap=True)
     return 0
 
 
@@ -163,27 +227,60 @@ def run_attack(args: argparse.Namespace) -> None:
     """Attack all test images of a run and save the adversarial examples."""
     net, recipe, test = _open(args)
     attack = _attack(args)
+    rows: list[dict[str, Any]] = []
     table = Table("eps", "images", "standard error", "attack error", title=escape(f"{args.run}: {attack}"))
     for eps in _radii(args.eps, recipe):
-        with Counting("attacking", OUT) as counting:
+        with Counting("attacking", progress_console()) as counting:
             result = attack_all(net, test, eps, attack, seed=args.seed, progress=counting.progress)
         file = Path(args.run) / "attack" / f"eps-{eps:g}.safetensors"
         file.parent.mkdir(exist_ok=True)
         tensors = {"x_adv": result.x_adv, "broken": result.broken}
         checkpoint.save(file, tensors, {"eps": eps, "attack": str(attack)})
-        shares = [f"{100 * float(mask.float().mean()):.2f} %" for mask in (result.wrong, result.broken)]
+        shares = [f"{100 * share:.2f} %" for share in _attack_errors(result).values()]
         table.add_row(format_eps(eps), str(len(test)), *shares)
-        OUT.print(f"adversarial examples: {file}", style="dim", markup=False, soft_wrap=True)
+        rows.append({"eps": eps, "images": len(test), **_attack_errors(result), "examples": file})
+        NOTES.print(f"adversarial examples: {file}", style="dim", markup=False, soft_wrap=True)
+    if args.json:
+        print_json({"run": args.run, "attack": str(attack), "eps": rows})
     OUT.print(table)
 
 
+def _attack_errors(result: Attacks) -> dict[str, float]:
+    masks = {"standard_error": result.wrong, "attack_error": result.broken}
+    return {name: float(mask.float().mean()) for name, mask in masks.items()}
+
+
+def _certificate_facts(certificate: Certificate, args: argparse.Namespace, out: Path) -> dict[str, Any]:
+    """Return the errors and verdicts at each eps as plain data. Errors are fractions of the images."""
+    rows = [
+        {
+            "eps": eps,
+            "images": certificate.counts(eps).total(),
+            **certificate.errors(eps),
+            "verdicts": dict(certificate.counts(eps)),
+            "real_proofs": certificate.real_proofs(eps),
+            "decided": [asdict(outcome) for outcome in certificate.outcomes(eps)],
+        }
+        for eps in certificate.eps
+    ]
+    facts = {"run": args.run, "stage": args.stage, "attack": certificate.attack(_attack(args))}
+    facts |= {"arithmetic": certificate.arithmetic, "eps": rows, "warnings": certificate.warnings()}
+    return {**facts, "records": out / "records.jsonl"}
+
+
 def _attack(args: argparse.Namespace) -> Attack:
-    return Attack(kind=args.attack, steps=args.steps, step=args.step, restarts=args.restarts, loss=args.loss)
+    return Attack(
+        kind=args.attack,
+        steps=args.attack_steps,
+        step=args.attack_step_size,
+        restarts=args.attack_restarts,
+        loss=args.attack_loss,
+    )
 
 
 def _print_radii(net: nn.Module, test: Test, attack: Attack, out: Path, args: argparse.Namespace) -> None:
     """Measure radii, print certified accuracy over eps, and write a line per image to radii.jsonl."""
-    with Counting("bisecting", OUT) as counting:
+    with Counting("bisecting", progress_console()) as counting:
         records = radii(
             net,
             test,
@@ -199,8 +296,11 @@ def _print_radii(net: nn.Module, test: Test, attack: Attack, out: Path, args: ar
     points = curve(records, [k / 20 for k in range(1, 11)])
     for eps, proved, unbroken in points:
         table.add_row(format_eps(eps), f"{100 * proved:.2f} %", f"{100 * unbroken:.2f} %")
-    OUT.print(table)
     half = median(r.proved for r in records)
+    if args.json:
+        accuracies = [dict(zip(("eps", "certified_accuracy", "accuracy_under_attack"), p, strict=True)) for p in points]
+        print_json({"run": args.run, "median": half, "accuracies": accuracies, "radii": out / "radii.jsonl"})
+    OUT.print(table)
     OUT.print(f"half of the images are proved up to eps {half:.4f}; all radii: {out / 'radii.jsonl'}", soft_wrap=True)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
-from advibp.cli.console import OUT
+from advibp.cli.console import OUT, print_json
+from advibp.cli.parser import examples, output_options
 from advibp.report.comparing import Comparison
 from advibp.report.sections import TableSection
 from advibp.runs.run_files import read_run
@@ -18,11 +20,13 @@ WIDEST = 20  # characters of a cell; longer cells wrap if the table is too wide
 
 def compare_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Compare runs: keys of their recipes that differ, cost of training, errors on test images. If two runs were\n"
-        "certified on the same images: how many images only one of them proves, and McNemar's test.\n\n"
-        "  advibp compare runs/first runs/second\n"
-        "  advibp compare runs/methods/* --markdown"
+        "Compare runs: keys of their recipes that differ, cost of training, errors on test images. If two runs were "
+        "certified on the same images: how many images only one of them proves, and McNemar's test."
     )
+    parser.epilog = examples(
+        ("compare runs/first runs/second", ""), ("compare runs/methods/* --markdown", "tables for a document")
+    )
+    output_options(parser, progress=False)
     parser.add_argument("run", metavar="RUN", help="folder of a run; the others are compared with this one")
     parser.add_argument("others", nargs="+", metavar="RUN", help="folders of more runs")
     parser.add_argument("--markdown", action="store_true", help="print Markdown")
@@ -30,11 +34,21 @@ def compare_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compare(args: argparse.Namespace) -> None:
-    for section in Comparison([read_run(path) for path in (args.run, *args.others)]).sections():
+    sections = Comparison([read_run(path) for path in (args.run, *args.others)]).sections()
+    if args.json:
+        print_json([section_facts(section) for section in sections])
+        return
+    for section in sections:
         if args.markdown:
             OUT.print(markdown(section), markup=False, emoji=False, soft_wrap=True)
         else:
             _print(section)
+
+
+def section_facts(section: TableSection) -> dict[str, Any]:
+    """Return a table as plain data: each row as a mapping from the names of the columns."""
+    rows = [dict(zip(section.head, map(str.strip, row), strict=True)) for row in section.rows]
+    return {"title": section.title, "rows": rows, "notes": list(section.notes)}
 
 
 def _print(section: TableSection) -> None:

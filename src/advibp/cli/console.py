@@ -1,20 +1,28 @@
-"""Shared code of the commands: the output console and the parsers of options."""
+"""Shared code of the commands: what they print, and the parsers of option values."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
 
+from rich.console import Console
 from rich.markup import escape
 
+from advibp.display.progress import hidden_progress
 from advibp.display.terminal import Terminal, printable
 from advibp.errors import UserError
 from advibp.parsers import integer, number
-from advibp.recipe import OLD_KEYS
 
+#: Prints the result of a command on stdout. With --json it prints nothing; see `print_json`.
 OUT = Terminal(highlight=False, width=None if sys.stdout.isatty() else 120)
+#: Prints on stdout what is not the result: headings, hints, places of files. With --quiet it prints nothing.
+NOTES = Terminal(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 #: Help texts of options that several commands have.
 DATA_ROOT = "folder of data sets; default: $ADVIBP_DATA or ~/.cache/advibp"
@@ -22,9 +30,39 @@ USER_NET = "file.py:function or package.module:function, if the run has a user-d
 STAGE = "use the weights after layer-wise stage K; 0: before the first stage"
 
 
-def one_line(message: str) -> str:
-    """Return a message as one printable line."""
-    return printable(" ".join(message.split()))
+@contextmanager
+def output_of(args: argparse.Namespace) -> Iterator[None]:
+    """Follow --json, --quiet and --no-progress of a command."""
+    as_json, quiet = getattr(args, "json", False), getattr(args, "quiet", False)
+    before = OUT.quiet, NOTES.quiet
+    with ExitStack() as stack:
+        if quiet or getattr(args, "no_progress", False):
+            stack.enter_context(hidden_progress())
+        OUT.quiet, NOTES.quiet = as_json, as_json or quiet
+        try:
+            yield
+        finally:
+            OUT.quiet, NOTES.quiet = before
+
+
+def progress_console() -> Console:
+    """Return the console for progress: that of the notes, or stderr if stdout gets JSON."""
+    return Terminal(stderr=True, highlight=False) if OUT.quiet else NOTES
+
+
+def print_json(result: Any) -> None:
+    """Print the result of a command with --json. Numbers that JSON does not have become null, paths become texts."""
+    print(json.dumps(_plain(result), indent=2))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def fraction(text: str) -> float:
@@ -73,37 +111,7 @@ def _them(options: Sequence[str]) -> str:
     return "it" if len(options) == 1 else "them"
 
 
-class Parser(argparse.ArgumentParser):
-    """Prints errors on one line, and does not accept abbreviated options."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{**kwargs, "allow_abbrev": False})
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{one_line(f'error: {message}; see {self.prog} --help')}\n")
-
-
-class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Adds the default to the help of each option, and keeps the line breaks of descriptions."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default is None or action.default is False or action.default == []:
-            return action.help
-        if isinstance(action.default, list):
-            return f"{action.help} (default: {' '.join(map(str, action.default))})"
-        return super()._get_help_string(action)
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        """Show --batch-size, but not its alias --batch_size, and no old names."""
-        names = list(action.option_strings)
-        action.option_strings = [name for name in names if "_" not in name and name[2:] not in OLD_KEYS]
-        try:
-            return super()._format_action_invocation(action)
-        finally:
-            action.option_strings = names
-
-
 def print_warnings(messages: Sequence[str], console: Terminal = OUT) -> None:
-    """Print warnings, such as those about a collapsed network."""
+    """Print warnings, such as those about a collapsed network, which are part of the result."""
     for message in messages:
         console.print(f"[bold yellow]warning:[/] {escape(printable(message))}", soft_wrap=True)

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import torch
 from rich.markup import escape
 from rich.table import Table
 
 from advibp import data as datasets
-from advibp.cli.console import DATA_ROOT, OUT, count
+from advibp.cli.console import DATA_ROOT, NOTES, OUT, count, print_json
+from advibp.cli.parser import examples, output_options
 from advibp.data.fetch import catalogue
+from advibp.data.fetch.known_sets import Row
 from advibp.display.progress import Fetching
 from advibp.errors import UserError
 
 
 def data_options(data_parser: argparse.ArgumentParser) -> None:
     data_parser.description = (
-        "List, download, check or describe data sets.\n\n"
-        "  advibp data                    list all data sets, and whether they are downloaded\n"
-        "  advibp data fetch cifar10      download a data set; an interrupted download is continued\n"
-        "  advibp data check cifar10      compare all files with their checksums; exit code 2 if one differs\n"
-        "  advibp data pictures/          describe your own folder of images or .npz file\n\n"
-        "Data sets are stored in --data-root, by default $ADVIBP_DATA, or else ~/.cache/advibp.\n"
-        "To download from a mirror, set ADVIBP_MIRROR, for example to https://files.example.org/sets; the file\n"
-        "https://files.example.org/sets/cifar10/cifar-10-binary.tar.gz is then used, with the same checksum.\n"
-        "Proxies are read from https_proxy and http_proxy."
+        "List, download, check or describe data sets. Data sets are stored in --data-root, by default $ADVIBP_DATA, or "
+        "else ~/.cache/advibp.\n\n"
+        "To download from a mirror, set ADVIBP_MIRROR, for example to https://files.example.org/sets; the file "
+        "https://files.example.org/sets/cifar10/cifar-10-binary.tar.gz is then used, with the same checksum. Proxies "
+        "are read from https_proxy and http_proxy."
     )
+    data_parser.epilog = examples(
+        ("data", "list all data sets, and whether they are downloaded"),
+        ("data fetch cifar10", "download a data set; an interrupted download is continued"),
+        ("data check cifar10", "compare all files with their checksums"),
+        ("data pictures/", "describe your own folder of images or .npz file"),
+    )
+    output_options(data_parser)
     data_parser.add_argument(
         "what", nargs="*", metavar="WHAT", help="fetch NAME, check NAME, or a name, folder or file to describe"
     )
@@ -38,22 +44,27 @@ def data_options(data_parser: argparse.ArgumentParser) -> None:
 def run_data(args: argparse.Namespace) -> None:
     match args.what:
         case []:
-            _list_data(args.data_root)
+            _list_data(args.data_root, args.json)
         case ["check", name]:
-            _check_data(name, args.data_root)
+            _check_data(name, args.data_root, args.json)
         case ["fetch", name]:
             with Fetching() as fetching:
                 folder = catalogue.fetch(name, args.data_root, fetching.progress)
+            if args.json:
+                print_json({"name": name, "state": "complete", "folder": folder})
             OUT.print(f"{name} is complete: {folder}", markup=False, soft_wrap=True)
         case ["check" | "fetch"]:
             raise UserError(f"'data {args.what[0]}' needs the name of a data set: {', '.join(catalogue.NAMES)}.")
         case [source]:
-            _describe_data(source, args.data_root, args.size)
+            _describe_data(source, args)
         case _:
             raise UserError("'data' takes one name, folder or file, fetch NAME, check NAME, or no argument.")
 
 
-def _list_data(root: str | None) -> None:
+def _list_data(root: str | None, as_json: bool) -> None:
+    if as_json:
+        print_json([_row_facts(row, root) for row in catalogue.ROWS])
+        return
     table = Table("name", "description", "images", "classes", "shape", "terms", "state")
     places = [f"download with: advibp data fetch NAME (into {catalogue.root_folder(root)})"]
     for row in catalogue.ROWS:
@@ -65,16 +76,32 @@ def _list_data(root: str | None) -> None:
         column.no_wrap = True
     OUT.print(table)
     for place in places:
-        OUT.print(place, style="dim", markup=False, soft_wrap=True)
+        NOTES.print(place, style="dim", markup=False, soft_wrap=True)
 
 
-def _check_data(name: str, root: str | None) -> None:
+def _row_facts(row: Row, root: str | None) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "description": row.description,
+        "train": row.images[0],
+        "test": row.images[1],
+        "classes": row.classes,
+        "shape": row.shape,
+        "terms": row.terms,
+        "state": catalogue.state(row, root),
+        "folder": catalogue.folder_of(row, root),
+    }
+
+
+def _check_data(name: str, root: str | None, as_json: bool) -> None:
     folder = catalogue.folder_of(name, root)
     with Fetching() as fetching:
         faults = catalogue.check(name, root, fetching.progress)
     wrong = [file for file, fault in faults.items() if fault]
     for file in list(faults)[:20] if len(faults) <= 20 else wrong[:20]:  # some sets have tens of thousands of files
         OUT.print(f"{file}: {faults[file] or 'ok'}", markup=False, soft_wrap=True)
+    if as_json:
+        print_json({"name": name, "folder": folder, "files": len(faults), "wrong": {f: faults[f] for f in wrong}})
     if not wrong:
         OUT.print(f"{name} is complete, {len(faults):,} files: {folder}", markup=False, soft_wrap=True)
         return
@@ -86,8 +113,8 @@ def _check_data(name: str, root: str | None) -> None:
     )
 
 
-def _describe_data(source: str, root: str | None, size: int | None) -> None:
-    data = datasets.load(source, validation=0, root=root, size=size, fetch=False)
+def _describe_data(source: str, args: argparse.Namespace) -> None:
+    data = datasets.load(source, validation=0, root=args.data_root, size=args.size, fetch=False)
     mean, std = (", ".join(f"{value:.3f}" for value in values) for values in (data.mean, data.std))
     description = (
         f"{data.name}: {len(data.train):,} training images, {len(data.test):,} test images, "
@@ -95,6 +122,11 @@ def _describe_data(source: str, root: str | None, size: int | None) -> None:
     )
     OUT.print(description, markup=False, soft_wrap=True)
     counts = [torch.bincount(split.sample()["y"], minlength=data.classes).tolist() for split in (data.train, data.test)]
+    if args.json:
+        facts = {"name": data.name, "train": len(data.train), "test": len(data.test), "shape": data.input_shape}
+        facts |= {"classes": data.classes, "class_names": data.class_names, "mean": data.mean, "std": data.std}
+        print_json({**facts, "train_per_class": counts[0], "test_per_class": counts[1]})
+        return
     names = [f"{label}" for label in range(data.classes)]
     if data.class_names:
         names = [f"{label} {name}" for label, name in zip(names, data.class_names, strict=True)]

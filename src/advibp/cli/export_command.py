@@ -13,8 +13,20 @@ import torch
 from rich.markup import escape
 from torch import nn
 
-from advibp.cli.console import DATA_ROOT, OUT, STAGE, USER_NET, count, fraction, stage_of
+from advibp.cli.console import (
+    DATA_ROOT,
+    NOTES,
+    OUT,
+    STAGE,
+    USER_NET,
+    count,
+    fraction,
+    print_json,
+    progress_console,
+    stage_of,
+)
 from advibp.cli.named_inputs import own_net
+from advibp.cli.parser import examples, output_options
 from advibp.display.eps import format_eps
 from advibp.display.progress import Counting
 from advibp.errors import UserError
@@ -31,10 +43,14 @@ from advibp.vnncomp import save_onnx, write_vnnlib
 def export_options(export: argparse.ArgumentParser) -> None:
     export.add_argument("run", help="folder of a finished run")
     export.description = (
-        "Write a trained network as an ONNX file, after onnxruntime has reproduced its outputs. With --vnnlib, also\n"
-        "write a robustness property per test image.\n\n"
-        "  advibp export runs/first --onnx first.onnx --vnnlib props --eps 0.1 --limit 100"
+        "Write a trained network as an ONNX file, after onnxruntime has reproduced its outputs. With --vnnlib, also "
+        "write a robustness property per test image."
     )
+    export.epilog = examples(
+        ("export runs/first --onnx first.onnx", ""),
+        ("export runs/first --onnx first.onnx --vnnlib props --eps 0.1", "with properties"),
+    )
+    output_options(export)
     export.add_argument("--onnx", required=True, metavar="FILE", help="the ONNX file to write")
     export.add_argument(
         "--vnnlib", metavar="DIR", help="folder for one property per test image and the list instances.csv"
@@ -50,19 +66,30 @@ def export_options(export: argparse.ArgumentParser) -> None:
 
 def run_export(args: argparse.Namespace) -> None:
     net, recipe, facts = open_with_facts(args.run, own_net(args), args.stage)
-    metadata = _metadata(args, net, recipe, facts)
+    metadata, written = _metadata(args, net, recipe, facts), dict[str, Any]()
     saved = save_onnx(net, args.onnx, facts["input_shape"], metadata=metadata)
     shape = ", ".join(map(str, ("batch", *facts["input_shape"])))
     operators = ", ".join(f"{count} {name}" for name, count in saved.operators.items())
     OUT.print(f"{saved.path}: {saved.path.stat().st_size:,} bytes, inputs ({shape})", markup=False, soft_wrap=True)
-    OUT.print(f"operators: {operators}", markup=False, soft_wrap=True)
-    OUT.print(
+    NOTES.print(f"operators: {operators}", markup=False, soft_wrap=True)
+    NOTES.print(
         f"largest difference from onnxruntime: {saved.difference:.1e}, relative to the largest output", markup=False
     )
     described = ", ".join(f"{name} {json.dumps(value)}" for name, value in metadata.items())
-    OUT.print(f"metadata: {described}", markup=False, soft_wrap=True)
+    NOTES.print(f"metadata: {described}", markup=False, soft_wrap=True)
     if args.vnnlib:
-        _write_properties(args, recipe, facts["classes"])
+        written = _write_properties(args, recipe, facts["classes"])
+    if args.json:
+        onnx = {"onnx": saved.path, "bytes": saved.path.stat().st_size, "input_shape": list(facts["input_shape"])}
+        print_json(
+            {
+                **onnx,
+                "operators": dict(saved.operators),
+                "difference": saved.difference,
+                "metadata": metadata,
+                **written,
+            }
+        )
 
 
 def _metadata(args: argparse.Namespace, net: nn.Module, recipe: Recipe, facts: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +104,7 @@ def _metadata(args: argparse.Namespace, net: nn.Module, recipe: Recipe, facts: d
     }
 
 
-def _write_properties(args: argparse.Namespace, recipe: Recipe, classes: int) -> None:
+def _write_properties(args: argparse.Namespace, recipe: Recipe, classes: int) -> dict[str, Any]:
     """Write one file per image: the property that another class's output is at least the label's."""
     folder, eps = Path(args.vnnlib), check_eps(recipe.eps if args.eps is None else args.eps)
     test = load_data(recipe, recipe.data, None, args.data_root, validate=False).test.take(args.limit)
@@ -86,7 +113,7 @@ def _write_properties(args: argparse.Namespace, recipe: Recipe, classes: int) ->
     folder.mkdir(parents=True, exist_ok=True)
     table = io.StringIO()
     rows = csv.writer(table, lineterminator="\n")
-    with Counting("writing", OUT) as counting:
+    with Counting("writing", progress_console()) as counting:
         for i in range(len(test)):
             x, y = test.batch(torch.tensor([i]))
             lower, upper = (x - eps).clamp(min=0), (x + eps).clamp(max=1)
@@ -99,3 +126,4 @@ def _write_properties(args: argparse.Namespace, recipe: Recipe, classes: int) ->
     OUT.print(
         f"{len(test)} properties at eps {format_eps(eps)}: {escape(str(folder / 'instances.csv'))}", soft_wrap=True
     )
+    return {"instances": folder / "instances.csv", "properties": len(test), "eps": eps}

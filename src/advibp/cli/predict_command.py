@@ -15,7 +15,9 @@ from torch import Tensor
 from advibp.cli.certify_command import arithmetic_option
 from advibp.cli.console import DATA_ROOT, OUT, STAGE, USER_NET, fraction, print_warnings, stage_of
 from advibp.cli.named_inputs import Test, own_net
+from advibp.cli.parser import examples
 from advibp.data.formats import single_image
+from advibp.display.eps import format_eps
 from advibp.display.terminal import Terminal
 from advibp.errors import UserError
 from advibp.runs import open_with_facts
@@ -29,10 +31,12 @@ from advibp.verify.verifiers import bounding_verifiers
 def predict_options(predict: argparse.ArgumentParser) -> None:
     """Add the options of `predict`."""
     predict.description = (
-        "Print the class of each image, and the largest eps up to which it is proved. With --eps, print whether it is\n"
-        "proved there; a class that is not proved abstains.\n\n"
-        "  advibp predict runs/first digit.png test:8\n"
-        "  advibp predict runs/first *.png --eps 0.1 --json"
+        "Print the class of each image, and the largest eps up to which it is proved. With --eps, print whether it is "
+        "proved there; a class that is not proved abstains."
+    )
+    predict.epilog = examples(
+        ("predict runs/first digit.png test:8", ""),
+        ("predict runs/first *.png --eps 0.1 --json", "one line of JSON per image"),
     )
     predict.add_argument("run", help="folder of a finished run")
     predict.add_argument("image", nargs="+", help="PNG or JPEG of the right size, or test:17 for test image 17")
@@ -84,9 +88,9 @@ def _line(name: str, label: int | None, prediction: Prediction) -> str:
         shown += f" ({prediction.name})"
     truth = "" if label is None else f" (label {label})"
     parts = [f"{escape(name)}: class [bold]{escape(shown)}[/]{truth}", f"softmax {100 * prediction.score:.1f} %"]
-    if prediction.certified is not None:
+    if prediction.certified is not None and prediction.eps is not None:
         holds = "proved" if prediction.certified else "[bold yellow]abstains[/]: not proved"
-        parts.append(f"{holds} for every change of up to eps {prediction.eps:g} per pixel")
+        parts.append(f"{holds} for every change of up to eps {format_eps(prediction.eps)} per pixel")
     if prediction.radius is not None:
         # Rounded down, because only smaller radii are proved.
         eps = math.floor(1e4 * prediction.radius) / 1e4

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 
-from advibp.cli.console import one_line, refuse_ignored
+from advibp.cli.console import print_json, refuse_ignored
+from advibp.cli.parser import one_line
 from advibp.errors import UserError
 from advibp.execution.device import resolve_device
 from advibp.storage import checkpoint
@@ -28,7 +29,7 @@ _EXIT_CODES = {"sat": 0, "unsat": 0, "unknown": 0, "timeout": 1}
 #: Options of `certify` that are about runs and their test images.
 _IGNORED = (
     "eps", "by", "budget", "sample", "workers", "radius", "data", "data_root", "stage", "net", "limit",
-    "attack", "steps", "step", "restarts", "loss", "seed",
+    "attack", "attack_steps", "attack_step_size", "attack_restarts", "attack_loss", "seed",
 )  # fmt: skip
 
 _GRACE = 0.5  # seconds after the deadline, in which a search that checks the time can finish
@@ -55,7 +56,11 @@ def run_property(args: argparse.Namespace) -> int:
     except Exception:
         traceback.print_exc()
         return _print_error("this is a bug in advibp; please report the lines above.")
-    print(f"{_counterexample(result)}{result.verdict}")
+    if args.json:
+        x, y = (None if part is None else part.flatten().tolist() for part in (result.x, result.y))
+        print_json({"verdict": result.verdict, "x": x, "y": y})
+    else:
+        print(f"{_counterexample(result)}{result.verdict}")
     return _EXIT_CODES[result.verdict]
 
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from advibp import data as datasets
 from advibp import nets
-from advibp.cli.console import OUT
+from advibp.cli.console import NOTES, OUT, print_json
 from advibp.cli.named_inputs import Test
+from advibp.cli.parser import examples, output_options
 from advibp.data.fetch.known_sets import ROWS
 from advibp.errors import UserError
 from advibp.execution.own_copy import run_on_copy
@@ -27,6 +28,15 @@ from advibp.verify.certification import check_inputs
 
 
 def report_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Write one HTML page about runs: their errors, certified accuracy, images, training curves and commands. The "
+        "page needs no network connection."
+    )
+    parser.epilog = examples(
+        ("report runs/first", "writes runs/first/report.html"),
+        ("report runs/first runs/second --out both.html --open", "one page about two runs"),
+    )
+    output_options(parser, progress=False)
     parser.add_argument("run", nargs="+", help="folders of runs, finished or not, certified or not")
     parser.add_argument(
         "--out",
@@ -55,12 +65,15 @@ def run_report(args: argparse.Namespace) -> None:
     if not out.parent.is_dir():
         raise UserError(f"{out.parent} does not exist; create it, or give another --out.")
     names_of(runs)  # refuses duplicates
-    for note in (note for run in runs for note in run.stale.values()):
-        OUT.print(f"left out: {note}", style="yellow", markup=False, soft_wrap=True)
-    OUT.print(f"reading the images of {len(runs)} run{'s' * (len(runs) > 1)}", style="dim")
+    notes = [note for run in runs for note in run.stale.values()]
+    for note in notes:
+        NOTES.print(f"left out: {note}", style="yellow", markup=False, soft_wrap=True)
+    NOTES.print(f"reading the images of {len(runs)} run{'s' * (len(runs) > 1)}", style="dim")
     sources = [images_of(run, args.data_root) for run in runs]
     write_page(out, runs, title=args.title, images=sources, count=args.images)
     size = out.stat().st_size / 1e6
+    if args.json:
+        print_json({"report": out, "bytes": out.stat().st_size, "left_out": notes})
     OUT.print(f"report: {out} ({size:.1f} MB, needs no network connection)", markup=False, soft_wrap=True)
     if args.open and not webbrowser.open(out.resolve().as_uri()):
         OUT.print("no browser could be started; open the file by hand")

@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from pathlib import Path
 
 from rich.markup import escape
 
-from advibp.cli.console import DATA_ROOT, OUT, count, fraction
+from advibp.cli.compare_command import section_facts
+from advibp.cli.console import DATA_ROOT, NOTES, OUT, count, fraction, print_json, progress_console
+from advibp.cli.parser import examples, output_options
 from advibp.report.sections import TableSection
 from advibp.report.table_formats import terminal
 from advibp.reproduce import PLANS, Ask, Work, make
 from advibp.reproduce.dry_run import as_table, planned_runs
 from advibp.reproduce.run_specs import SCALES
-from advibp.runs.training_display import Live
+from advibp.runs.training_display import Live, Silent
 
 
 def reproduce_options(parser: argparse.ArgumentParser) -> None:
-    names = "\n".join(f"  {name:<18} {plan.description}" for name, plan in PLANS.items())
+    rows = (textwrap.wrap(plan.description, 56) for plan in PLANS.values())
+    lines = (f"\n{'':21}".join(row) for row in rows)
+    names = "\n".join(f"  {name:<18} {line}" for name, line in zip(PLANS, lines, strict=True))
     parser.description = (
-        "Reproduce a table or figure of the paper: train and certify what is missing, and compare the measured\n"
-        "with the published numbers. Finished runs are reused and interrupted runs are continued. The folder\n"
+        "Reproduce a table or figure of the paper: train and certify what is missing, and compare the measured "
+        "with the published numbers. Finished runs are reused and interrupted runs are continued. The folder "
         "DIR/NAME gets table.md, table.csv, table.tex, report.html and, for figures, figure.svg.\n\n"
-        f"{names}\n\n"
-        "  advibp reproduce mnist-table --scale tiny                           a test that takes seconds\n"
-        "  advibp reproduce mnist-table --model dm-small --dry-run             list the runs and their time\n"
-        "  advibp reproduce baseline-figure --seeds 0 1 2 --reuse runs         use finished runs in runs/*"
+        f"{names}"
     )
+    parser.epilog = examples(
+        ("reproduce mnist-table --scale tiny", "a test that takes seconds"),
+        ("reproduce mnist-table --model dm-small --dry-run", "list the runs and their time"),
+        ("reproduce baseline-figure --seeds 0 1 2 --reuse runs", "use finished runs in runs/*"),
+    )
+    output_options(parser)
     parser.add_argument("name", metavar="NAME", help="one of the names above")
     parser.add_argument(
         "--scale",
@@ -70,14 +78,19 @@ def run_reproduce(args: argparse.Namespace) -> None:
         where=where,
         command=args.typed,
     )
-    work = Work(ask, tell=_print_line, show=lambda: Live(OUT))
+    work = Work(ask, tell=_print_line, show=lambda: Silent() if args.quiet else Live(progress_console()))
     if args.dry_run:
-        _show(as_table(args.name, planned_runs(args.name, work)))
+        planned = as_table(args.name, planned_runs(args.name, work))
+        if args.json:
+            print_json(section_facts(planned))
+        _show(planned)
         return
     made = make(args.name, work, kept=Path(args.keep) if args.keep else None)
-    for section in made.sections:
-        if isinstance(section, TableSection):
-            _show(section)
+    tables = [section for section in made.sections if isinstance(section, TableSection)]
+    if args.json:
+        print_json({"files": made.files, "tables": list(map(section_facts, tables)), "missing": made.lacks})
+    for section in tables:
+        _show(section)
     if made.lacks:
         OUT.print(made.lacks, markup=False, soft_wrap=True)
     names = ", ".join(file.name for file in made.files)
@@ -85,7 +98,7 @@ def run_reproduce(args: argparse.Namespace) -> None:
 
 
 def _print_line(line: str) -> None:
-    OUT.print(line, style="dim", markup=False, soft_wrap=True)
+    NOTES.print(line, style="dim", markup=False, soft_wrap=True)
 
 
 def _show(table: TableSection) -> None:

@@ -13,7 +13,8 @@ from rich.table import Table
 
 from advibp import nets
 from advibp.cli.compare_command import fitting
-from advibp.cli.console import OUT, count, fraction
+from advibp.cli.console import NOTES, OUT, count, fraction, print_json, progress_console
+from advibp.cli.parser import Parser, examples, output_options
 from advibp.cli.train_command import NET_NOT_TYPED, options_of, recipe_options, user_method
 from advibp.errors import UserError
 from advibp.methods import METHODS
@@ -22,21 +23,24 @@ from advibp.report.sections import TableSection
 from advibp.runs.fitting_verifiers import CHEAP
 from advibp.runs.sweep import SAMPLE, DataCache, Evaluation, Sweep, choose_verifiers, combinations, sweep
 from advibp.runs.sweep_table import choices, markdown, seed_table, table
-from advibp.runs.training_display import Display, Live
+from advibp.runs.training_display import Display, Live, Silent
 from advibp.storage import checkpoint
 from advibp.verify import Attack
 from advibp.verify.verifiers import bounding_verifiers
 
 
-def sweep_options(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "advibp sweep [DATA] [NET] --vary KEY=V,V,... [--out DIR] [OPTIONS] [--KEY VALUE ...]"
+def sweep_options(parser: Parser) -> None:
+    parser.usage = "advibp sweep [DATA] [NET] --vary KEY=V,V [--out DIR] [--KEY VALUE ...]"
     parser.description = (
-        "Train and certify one run for each combination of values, and print one table, which is also DIR/table.md.\n"
-        "Finished runs are reused and interrupted runs are continued.\n\n"
-        "  advibp sweep mnist a --eps 0.1 --limit 10000 --minutes 5 --vary method=all --out runs/methods\n"
-        "  advibp sweep mnist a --eps 0.1 --vary weighting=moments,fixed,pcgrad,mgda --vary seed=0,1,2\n"
-        "  advibp sweep mnist a --eps 0.1 --one-by-one --vary beta1=0,0.9,0.999 --vary c_max=0,0.01,auto"
+        "Train and certify one run for each combination of values, and print one table, which is also DIR/table.md. "
+        "Finished runs are reused and interrupted runs are continued."
     )
+    parser.epilog = examples(
+        ("sweep mnist a --eps 0.1 --minutes 5 --vary method=all", "all methods, for five minutes each"),
+        ("sweep mnist a --vary weighting=moments,fixed --vary seed=0,1", "four combinations"),
+        ("sweep mnist a --one-by-one --vary beta1=0,0.9 --vary lr=1e-3,2e-3", "one key at a time"),
+    )
+    output_options(parser)
     parser.add_argument(
         "--vary",
         action="append",
@@ -58,7 +62,10 @@ def sweep_options(parser: argparse.ArgumentParser) -> None:
         help=f"verifiers: {names}. Default: ibp if all methods train for it; otherwise {', '.join(CHEAP)} and the one "
         "that the method trains for",
     )
-    parser.add_argument("--pgd-steps", type=count, default=40, metavar="N", help="steps of the PGD attack")
+    parser.add_argument(
+        "--test-attack-steps", type=count, default=40, metavar="N", help="steps of PGD on the trained networks"
+    )
+    parser.add_old_name("--pgd-steps", "--test-attack-steps", type=count)
     parser.add_argument(
         "--sample",
         type=count,
@@ -95,8 +102,8 @@ def run_sweep(args: argparse.Namespace) -> None:
     out.mkdir(parents=True, exist_ok=True)
 
     def show(name: str) -> Display:
-        OUT.print(f"[bold]{next(numbers)} of {len(recipes)}: {escape(name)}[/]")
-        return Live(OUT)
+        NOTES.print(f"[bold]{next(numbers)} of {len(recipes)}: {escape(name)}[/]")
+        return Silent() if args.quiet else Live(progress_console())
 
     settings = Sweep(
         out=out,
@@ -104,7 +111,7 @@ def run_sweep(args: argparse.Namespace) -> None:
         evaluation=Evaluation(
             eps=tuple(args.test_eps or ()),
             by=tuple(args.by),
-            attack=Attack(steps=args.pgd_steps),
+            attack=Attack(steps=args.test_attack_steps),
             sample=args.sample,
             split=args.split,
             budget=args.budget,
@@ -116,6 +123,8 @@ def run_sweep(args: argparse.Namespace) -> None:
     rows = sweep(settings, recipes)
     tables = [cells for cells in (table(rows), seed_table(rows)) if cells]
     notes = _notes(settings, [recipe for _, recipe in recipes]) + choices(rows)
+    if args.json:
+        print_json({"out": out, "table": out / "table.md", "rows": rows, "notes": notes})
     for title, cells in zip((str(out), "mean and standard deviation over seeds"), tables, strict=False):
         section = TableSection(title=title, head=cells[0], rows=cells[1:])
         for number, columns in enumerate(fitting(section, OUT.width, leading=cells[0].index("test eps") + 1)):
@@ -128,7 +137,7 @@ def run_sweep(args: argparse.Namespace) -> None:
     command = args.typed if "--out" in args.typed else f"{args.typed} --out {shlex.quote(str(out))}"
     parts = [f"```sh\n{command}\n```\n", *map(markdown, tables), "".join(f"- {note}\n" for note in notes)]
     checkpoint.write_atomically(out / "table.md", "\n".join(part for part in parts if part))
-    OUT.print(f"table: {out / 'table.md'}", style="dim", markup=False, soft_wrap=True)
+    NOTES.print(f"table: {out / 'table.md'}", style="dim", markup=False, soft_wrap=True)
     if all("failed" in row for row in rows):
         raise UserError("All runs of the sweep failed; the table has the reasons.")
 

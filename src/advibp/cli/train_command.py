@@ -10,55 +10,75 @@ from typing import Any
 from rich.markup import escape
 
 from advibp import nets
-from advibp.cli.console import OUT, print_warnings
+from advibp.cli.console import NOTES, OUT, print_json, print_warnings, progress_console
+from advibp.cli.parser import Parser, examples, output_options
 from advibp.display.eps import format_eps
 from advibp.errors import UserError
 from advibp.methods import METHODS, Method, method_at
-from advibp.recipe import OLD_KEYS, Recipe, read
+from advibp.parsers import flag
+from advibp.recipe import KEY_GROUPS, OLD_KEYS, Recipe, option_text, read
 from advibp.runs import first_net, train
 from advibp.runs.next_steps import how_to_certify
 from advibp.runs.recipe_data import load_data
 from advibp.runs.resuming import recipe_of, should_resume
-from advibp.runs.training_display import Live
+from advibp.runs.training_display import Live, Silent
 from advibp.storage.run_folder import RunFolder
 
 
-def train_options(train_parser: argparse.ArgumentParser) -> None:
-    train_parser.usage = "advibp train [DATA] [NET] [--out DIR] [--resume] [--recipe RECIPE] [--KEY VALUE ...]"
+def train_options(train_parser: Parser) -> None:
+    train_parser.usage = "advibp train [DATA] [NET] [--out DIR] [--resume] [--KEY VALUE ...]"
     train_parser.description = (
-        "Train NET on DATA. The folder DIR gets recipe.yaml, metrics.jsonl, TensorBoard events, checkpoints,\n"
-        "model.safetensors and summary.json. Each recipe key is an option.\n\n"
-        "  advibp train mnist dm-small --eps 0.3 --out runs/first\n"
-        '  advibp train digits.npz "Conv 16 4x4+2, FC 100" --eps 8/255 --epochs 20\n'
-        "  advibp train cifar10 cnn7-narrow --eps 2/255 --flip true --crop 2 --out runs/cifar\n"
-        "  advibp train mnist my_net.py:make --weights w.safetensors --eps 0.1 --out runs/mine\n"
-        "  advibp train --resume --out runs/first\n"
-        "  advibp train --resume --out runs/first --stages 2      adds layer-wise stages to a finished run"
+        "Train NET on DATA. The folder DIR gets recipe.yaml, metrics.jsonl, TensorBoard events, checkpoints, "
+        "model.safetensors and summary.json. Each recipe key is an option."
     )
-    train_parser.add_argument("--out", metavar="DIR", help="folder of the run; default: runs/DATA-NET-METHOD-epsEPS")
-    train_parser.add_argument("--resume", action="store_true", help="continue the run in --out where it stopped")
-    train_parser.add_argument(
+    train_parser.epilog = examples(
+        ("train mnist dm-small --eps 0.3 --out runs/first", ""),
+        ('train digits.npz "Conv 16 4x4+2, FC 100" --eps 8/255 --epochs 20', "your own images"),
+        ("train cifar10 cnn7-narrow --eps 2/255 --flip --crop 2", "with augmentation"),
+        ("train mnist my_net.py:make --weights w.safetensors --eps 0.1", "your own network"),
+        ("train --resume --out runs/first", "continue an interrupted run"),
+        ("train --resume --out runs/first --epochs 90", "train a finished run for longer"),
+        ("train --resume --out runs/first --stages 2", "add layer-wise stages to a finished run"),
+    )
+    run = train_parser.add_argument_group("run")
+    run.add_argument("--out", metavar="DIR", help="folder of the run; default: runs/DATA-NET-METHOD-epsEPS")
+    run.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue the run in --out where it stopped; with a larger --epochs, train it for longer",
+    )
+    run.add_argument(
         "--recipe", help="a shipped recipe (see advibp recipes) or a YAML file; other options take precedence"
     )
+    output_options(train_parser)
     recipe_options(train_parser)
     train_parser.set_defaults(command=run_train)
 
 
-def recipe_options(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments DATA and NET, and an option for each recipe key."""
+def recipe_options(parser: Parser) -> None:
+    """Add the arguments DATA and NET, and an option for each recipe key, in groups."""
     parser.add_argument("data", nargs="?", metavar="DATA", help=_description("data"))
     parser.add_argument("net", nargs="?", metavar="NET", help=_description("net"))
-    group, default = parser.add_argument_group("recipe keys"), Recipe()
-    for f in dataclasses.fields(Recipe):
-        if f.name in ("data", "net", "published"):
-            continue
-        value = getattr(default, f.name)
-        value = ",".join(map(str, value)) if isinstance(value, tuple) else "none" if value is None else value
-        description = f"{_description(f.name)} (default: {value})".replace("%", "%%")
-        old = [f"--{name}" for name, new in OLD_KEYS.items() if new == f.name]
-        names = dict.fromkeys([f"--{f.name.replace('_', '-')}", f"--{f.name}", *old])
-        group.add_argument(*names, dest=f.name, help=description, metavar=f.name.split("_")[-1].upper())
+    fields = Recipe.__dataclass_fields__
+    for title, keys in KEY_GROUPS.items():
+        names = [key for key in keys if key not in ("data", "net", "published")]
+        group = parser.add_argument_group(f"recipe: {title.lower()}") if names else None
+        for key in names:
+            dashed = key.replace("_", "-")
+            alias = [f"--{key}"] * (key != dashed)
+            if fields[key].metadata["parse"] is flag:
+                parser.add_flag(dashed, help=_help(key), dest=key, group=group, aliases=alias)
+            else:
+                assert group is not None
+                group.add_argument(f"--{dashed}", *alias, dest=key, help=_help(key), metavar=key.split("_")[-1].upper())
+    for old, new in OLD_KEYS.items():
+        parser.add_old_name(f"--{old}", f"--{new}")
     parser.set_defaults(published=None)
+
+
+def _help(key: str) -> str:
+    """Return the description of a recipe key with its default."""
+    return f"{_description(key)} (default: {option_text(getattr(Recipe, key))})".replace("%", "%%")
 
 
 def _description(key: str) -> str:
@@ -107,18 +127,22 @@ def run_train(args: argparse.Namespace) -> None:
     should_resume(RunFolder(out), args.resume)
     data = load_data(recipe, recipe.data, recipe.limit)
     net = first_net(recipe, data, weights=not RunFolder(out).has_weights)
-    OUT.print(
+    NOTES.print(
         f"[bold]{recipe.method}[/] on {escape(data.name)} ({len(data.train):,} images), {escape(recipe.net)} "
         f"({sum(p.numel() for p in net.parameters()):,} parameters), eps {format_eps(recipe.eps)}, "
         f"{recipe.epochs:g} epochs{_and_stages(recipe)} -> {escape(str(out))}",
         soft_wrap=True,
     )
-    OUT.print("std.err, verified: standard and IBP verified error on the validation images\n", style="dim")
-    run = train(net, data, recipe=recipe, method=method, out=out, resume=args.resume, show=Live(OUT))
-    minutes = run.summary["seconds"] / 60
-    OUT.print(f"\ntrained in {minutes:.1f} minutes")
+    NOTES.print("std.err, verified: standard and IBP verified error on the validation images\n", style="dim")
+    show = Silent() if args.quiet else Live(progress_console())
+    run = train(net, data, recipe=recipe, method=method, out=out, resume=args.resume, show=show)
+    if args.json:
+        print_json({"run": out, **run.summary})
+    NOTES.print(f"\ntrained in {run.summary['seconds'] / 60:.1f} minutes")
+    if args.quiet:
+        OUT.print(str(out), markup=False, soft_wrap=True)
     print_warnings(run.summary["warnings"])
-    OUT.print(f"next: {how_to_certify(recipe, out, method)}", markup=False, soft_wrap=True)
+    NOTES.print(f"next: {how_to_certify(recipe, out, method)}", markup=False, soft_wrap=True)
 
 
 def user_method(name: str | None) -> Method | None:

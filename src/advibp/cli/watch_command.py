@@ -14,9 +14,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from advibp.cli.console import OUT
+from advibp.cli.console import OUT, print_json
+from advibp.cli.parser import examples
 from advibp.display.eps import format_eps
 from advibp.display.terminal import printable
+from advibp.errors import UserError
 from advibp.recipe import Recipe
 from advibp.report.naming import names_of
 from advibp.report.watching import ASCII, BLOCKS, Remaining, Watched, remaining_after, sparkline, usual
@@ -30,19 +32,27 @@ EVERY = 1.0  # seconds between updates
 
 def watch_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Follow runs while they train, from any machine that can read their folders. Shows a live view on a terminal,\n"
-        "and a line per epoch elsewhere. Ends when all runs are finished. Ctrl-C does not stop the training.\n\n"
-        "  advibp watch runs/first\n"
-        "  advibp watch runs/first runs/second --once"
+        "Follow runs while they train, from any machine that can read their folders. Shows a live view on a terminal, "
+        "and a line per epoch elsewhere. Ends when all runs are finished. Ctrl-C does not stop the training."
+    )
+    parser.epilog = examples(
+        ("watch runs/first", ""), ("watch runs/first runs/second --once --json", "the current state as JSON")
     )
     parser.add_argument("run", nargs="+", metavar="RUN", help="folder of a run")
     parser.add_argument("--once", action="store_true", help="print the current state and exit")
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help="with --once: print the state as JSON on stdout")
     parser.set_defaults(command=run_watch)
 
 
 def run_watch(args: argparse.Namespace) -> int:
     runs = [Watched(Path(path)) for path in args.run]
     names_of([run.files for run in runs])  # refuses duplicates
+    if args.json and not args.once:
+        raise UserError("--json prints the current state once; add --once.")
+    if args.json:
+        print_json([_state(run) for run in runs])
+        return 0
     try:
         if args.once:
             _once(runs)
@@ -53,6 +63,21 @@ def run_watch(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:  # the training continues
         return 130
     return 0
+
+
+def _state(run: Watched) -> dict[str, Any]:
+    """Return the state of a run as plain data."""
+    left = None if run.finished else run.remaining()
+    return {
+        "run": run.path,
+        "finished": run.finished,
+        "stalled": not run.finished and run.is_stalled(),
+        "phase": run.phase,
+        "epoch": run.done,
+        "epochs": run.total,
+        "remaining_seconds": None if left is None else left.seconds,
+        "metrics": dict(run.history[-1]) if run.history else None,
+    }
 
 
 def _once(runs: Sequence[Watched]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 from rich.console import Console
@@ -17,6 +19,23 @@ from advibp.display.terminal import Terminal
 
 #: Seconds before the first output, and between lines.
 _PATIENCE = 2.0
+
+_hidden: list[bool] = []  # not empty: progress is hidden
+
+
+@contextmanager
+def hidden_progress() -> Iterator[None]:
+    """Show no progress of images, bytes and training steps."""
+    _hidden.append(True)
+    try:
+        yield
+    finally:
+        _hidden.pop()
+
+
+def progress_is_hidden() -> bool:
+    """Return whether progress is hidden."""
+    return bool(_hidden)
 
 
 class Counting:
@@ -45,12 +64,14 @@ class Counting:
 
     def progress(self, eps: float, done: int, total: int, counts: Counter[str] | None = None) -> None:
         """Show that `done` of `total` images are decided. `counts`: number of images with each verdict."""
+        if progress_is_hidden():
+            return
         so_far = "".join(f", {number} {verdict}" for verdict, number in (counts or {}).items())
         now = time.perf_counter()
         if now - self.last_line < _PATIENCE and not self.tasks and not self.lines:
             return
         if self.console.is_jupyter:
-            self.lines[eps] = f"{self.verb}, eps {eps:g}: {done} of {total} images{so_far}"
+            self.lines[eps] = f"{self.verb}, eps {format_eps(eps)}: {done} of {total} images{so_far}"
             self._show_in_notebook()
             return
         if not self.console.is_terminal:
@@ -94,6 +115,8 @@ class Fetching:
 
     def progress(self, what: str, done: int, total: int | None) -> None:
         """Show that `done` of `total` bytes of `what` are there."""
+        if progress_is_hidden():
+            return
         if self.console.is_jupyter:
             size = "" if total is None else f": {done / 1e6:.1f} of {total / 1e6:.1f} MB"
             self.output.show(f"<pre>{html.escape(what + size)}</pre>", now=what != self.what or done == total)

@@ -8,7 +8,7 @@ from typing import Any, Self
 from advibp.display.notebook_output import NotebookOutput
 from advibp.display.object_summary import html_table
 from advibp.display.terminal import Terminal
-from advibp.runs.training_display import Display, Live, TimeLeft, initial_note, losses
+from advibp.runs.training_display import Display, Live, TimeLeft, eps_at, initial_note, losses
 from advibp.training import Training
 from advibp.training.metrics import Step
 
@@ -46,8 +46,8 @@ class NotebookDisplay:
     def step(self, training: Training, step: Step) -> None:
         at = training.course.at(training.steps - 1)
         done, total = at.step_in_epoch + 1, training.steps_per_epoch
-        text = f"epoch {at.epoch + 1}/{training.course.epochs:g}  {step.phase}  eps {step.eps:.4f}  {losses(step)}"
-        text += f"  left {self.time_left(training)}"
+        text = f"epoch {at.epoch + 1}/{training.course.epochs:g}  {step.phase}  "
+        text += f"eps {eps_at(step.phase, step.eps)}  {losses(step)}  left {self.time_left(training)}"
         self.progress = f'<progress value="{done}" max="{total}"></progress> <code>{escape(text)}</code>'
         self._show()
 

@@ -178,7 +178,7 @@ def _measure(options: Sweep, evaluation: Evaluation, recipe: Recipe, path: Path,
     certificate = certificates[evaluation.split]
     run_summary, history = folder.summary(), folder.history()
     return {
-        "recipe": recipe.as_dict(),
+        "recipe": with_stored_split(folder, recipe).as_dict(),
         "epochs": len(history),
         "s/epoch": sum(epoch["seconds"] for epoch in history) / len(history),
         "minutes": run_summary["seconds"] / 60,

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from advibp import nets
 from advibp.display.eps import format_eps
+from advibp.display.progress import progress_is_hidden
 from advibp.training import Training
 from advibp.training.metrics import Step
 from advibp.training.step_cost import remaining_cost
@@ -110,27 +111,27 @@ class Live:
     """
 
     def __init__(self, console: Console) -> None:
-        self.console = console
+        self.console, self.has_bar = console, console.is_terminal and not progress_is_hidden()
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
             TextColumn("{task.fields[now]}"),
             console=console,
-            disable=not console.is_terminal,
+            disable=not self.has_bar,
             transient=True,
         )
         self.task = self.bar.add_task("", now="")
         self.last_refresh = 0.0
 
     def __enter__(self) -> Self:
-        if self.console.is_terminal:  # without a terminal, a disabled bar prints an empty line
+        if self.has_bar:  # without a terminal, a disabled bar prints an empty line
             self.bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.console.is_terminal:
+        if self.has_bar:
             self.bar.stop()
 
     def start(self, training: Training, history: list[dict[str, Any]]) -> None:
@@ -143,7 +144,7 @@ class Live:
 
     def step(self, training: Training, step: Step) -> None:
         now = time.perf_counter()
-        if not self.console.is_terminal or now - self.last_refresh < 0.1:
+        if not self.has_bar or now - self.last_refresh < 0.1:
             return
         self.last_refresh = now
         self.bar.update(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Self, overload
 
+from advibp.display.eps import format_eps
 from advibp.display.figures import optional
 from advibp.display.object_summary import html_table
 from advibp.errors import UserError
@@ -71,7 +72,7 @@ class CertificateViews:
         parts = []
         for eps in self.eps[:5]:
             counts = self.counts(eps)
-            parts.append(f"eps {eps:g}: {counts['robust']} of {counts.total()} images certified")
+            parts.append(f"eps {format_eps(eps)}: {counts['robust']} of {counts.total()} images certified")
         more = [f"{len(self.eps) - 5} more radii"] if len(self.eps) > 5 else []
         return f"Certificate({', '.join([*parts, *more]) or 'no records'})"
 
