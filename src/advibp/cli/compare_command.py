@@ -24,7 +24,7 @@ def compare_options(parser: argparse.ArgumentParser) -> None:
         "certified on the same images: how many images only one of them proves, and McNemar's test."
     )
     parser.epilog = examples(
-        ("compare runs/first runs/second", ""), ("compare runs/methods/* --markdown", "tables for a document")
+        ("compare runs/first runs/second", ""), ("compare runs/a runs/b runs/c --markdown", "tables for a document")
     )
     output_options(parser, progress=False)
     parser.add_argument("run", metavar="RUN", help="folder of a run; the others are compared with this one")

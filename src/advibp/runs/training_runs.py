@@ -32,7 +32,7 @@ from advibp.runs.stopping import StopRequest
 from advibp.runs.training_display import Display
 from advibp.storage.run_folder import RunFolder
 from advibp.training import Training
-from advibp.verify.argument_checks import check_folder, check_net, check_path, named
+from advibp.verify.argument_checks import check_folder, check_net, check_path, named, shortened
 from advibp.verify.collapse import CollapseWarning
 
 _USAGE = "train(net, data, eps=0.3)"
@@ -84,9 +84,15 @@ def train(
     check_net(net, data, _USAGE)
     if recipe is not None and not isinstance(recipe, Recipe):
         check_path("recipe", recipe)
+    if isinstance(show, type):
+        raise UserError(f"show is the class {show.__name__}, but must be an instance of it: {show.__name__}().")
     if show is not None and not hasattr(show, "epoch"):
         raise UserError(f"show is {named(show)}, but must be a Display, such as advibp.Silent().")
+    if not isinstance(resume, bool):
+        raise UserError(f"resume is {shortened(resume)}, but must be True or False.")
     path = check_folder("out", out)
+    if resume and path is None:
+        raise UserError("resume needs out, the folder of the run to continue; give out=, or leave resume out.")
     user_method = method if isinstance(method, Method) else None
     if user_method is not None:
         # A recipe from a folder or the command line has the method's place (file.py:NAME); otherwise use its name.

@@ -70,6 +70,11 @@ def _check_options(training: Training) -> None:
 
 
 def _check_logits(training: Training, x: Tensor) -> None:
+    others = {p.dtype for p in training.params if p.dtype != x.dtype}
+    if others:
+        raise UserError(
+            f"The images are {x.dtype}, the network is {others.pop()}; convert it, for example net.float()."
+        )
     try:
         logits = run_on_copy(training.net, x)
     except Exception as error:  # a user's network may raise anything

@@ -31,6 +31,7 @@ from advibp.verify.argument_checks import (
     check_seconds,
     check_whole,
     make_folder,
+    named,
 )
 from advibp.verify.arguments import USAGE, parse_images_and_radii
 from advibp.verify.attack_options import Attack, check_attack
@@ -283,7 +284,11 @@ def check_inputs(net: nn.Module, images: Images) -> str:
         raise UserError(f"The images are {x.dtype}, the network is {first.dtype}; convert one of them.")
     logits, model = _run_on_noise(net, x)
     if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.dim() != 2 or logits.shape[1] < 2:
-        raise UserError("The network does not return logits of shape (images, classes), with at least two classes.")
+        found = f"{logits.dtype} of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else named(logits)
+        raise UserError(
+            f"The network returns {found} for eight images; it must return logits of shape (images, classes), with at "
+            "least two classes."
+        )
     if logits.dtype != x.dtype:
         raise UserError(f"The network takes {x.dtype} and returns logits in {logits.dtype}; convert them back.")
     check_labels(y, logits.shape[1])
