@@ -93,6 +93,7 @@ def test_resuming_without_epochs_keeps_their_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "epochs", "sentence"),
     [
+        ({}, 1, "can't be shortened to 1"),
         ({}, 3, r"has 4 epochs, 4 of them finished, and can't be shortened to 3"),
         ({"stages": 1, "stage_epochs": 1}, 6, "has layer-wise stages after its 4 epochs"),
         ({"epochs": 4.5}, 6, "ends within an epoch"),
@@ -147,5 +148,6 @@ def test_the_command_extends_a_run(tmp_path: Path, capsys: pytest.CaptureFixture
         assert read_run(out).recipe["extended"] == extended
     assert len(read_run(out).history) == 5
     capsys.readouterr()
-    assert call(f"train --resume --out {out} --epochs 4") == 2
-    assert "can't be shortened to 4" in capsys.readouterr().err
+    for fewer in (4, 1):
+        assert call(f"train --resume --out {out} --epochs {fewer}") == 2
+        assert f"can't be shortened to {fewer}" in capsys.readouterr().err

@@ -247,7 +247,7 @@ def run_attack(args: argparse.Namespace) -> None:
 
 def _attack_errors(result: Attacks) -> dict[str, float]:
     masks = {"standard_error": result.wrong, "attack_error": result.broken}
-    return {name: float(mask.float().mean()) for name, mask in masks.items()}
+    return {name: float(mask.double().mean()) for name, mask in masks.items()}
 
 
 def _certificate_facts(certificate: Certificate, args: argparse.Namespace, out: Path) -> dict[str, Any]:

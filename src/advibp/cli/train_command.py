@@ -20,7 +20,7 @@ from advibp.recipe import KEY_GROUPS, OLD_KEYS, Recipe, option_text, read
 from advibp.runs import first_net, train
 from advibp.runs.next_steps import how_to_certify
 from advibp.runs.recipe_data import load_data
-from advibp.runs.resuming import recipe_of, should_resume
+from advibp.runs.resuming import recipe_of, refuse_fewer_epochs, should_resume
 from advibp.runs.training_display import Live, Silent
 from advibp.storage.run_folder import RunFolder
 
@@ -109,6 +109,7 @@ def run_train(args: argparse.Namespace) -> None:
                 "without changing method, or train into another --out."
             )
         if "epochs" in options:  # perhaps an extension, which `train` handles
+            refuse_fewer_epochs(RunFolder(Path(args.out)), options["epochs"])
             requested["extended"] = []
         recipe = Recipe.of(requested)
     else:

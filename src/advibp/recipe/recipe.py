@@ -7,16 +7,13 @@ command-line option. Durations are in epochs, or in percent of all epochs ("30%"
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from advibp.display.eps import exact_eps
 from advibp.display.object_summary import Summarized
 from advibp.errors import NORM_NAMES, ONLY_LINF, UserError, suggestion
 from advibp.methods import METHODS, WEIGHTINGS, Method, defaults_of
@@ -38,6 +35,7 @@ from advibp.parsers import (
     text,
 )
 from advibp.recipe.recipe_files import OLD_KEYS, current_keys, read
+from advibp.recipe.recipe_text import as_option, as_yaml, shown_value
 from advibp.schedules import Timeline
 from advibp.weighting import BETA1, BETA2
 
@@ -249,7 +247,7 @@ class Recipe(Summarized):
                 raise UserError(f"{option.name} is {value!r}, but must be {expected}.") from None
         if self.extended and (sorted({*self.extended, self.epochs}) != [*self.extended, self.epochs] or self.stages):
             raise UserError(
-                f"extended is {_shown(self.extended)}, but must be increasing numbers below epochs, {self.epochs:g}, "
+                f"extended is {shown_value(self.extended)}, but must be increasing numbers below epochs, {self.epochs:g}, "
                 "and the run must have no layer-wise stages."
             )
         self.timeline()  # checks that the phases fit
@@ -372,10 +370,7 @@ class Recipe(Summarized):
         default = Recipe.load(data=self.data, net=self.net, method=self.method)
         changed = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != getattr(default, f.name)]
         changed = ["method"] * (self.method != Recipe.method) + changed
-        shown = {
-            k: exact_eps(self.eps) if k == "eps" else _shown(getattr(self, k)) for k in changed if k != "published"
-        }
-        options = [f"--{k.replace('_', '-')} {value}" for k, value in shown.items()]
+        options = [as_option(k, getattr(self, k)) for k in changed if k != "published"]
         return " ".join(["advibp train", shlex.quote(self.data), shlex.quote(self.net), *options])
 
     def as_dict(self) -> dict[str, Any]:
@@ -387,22 +382,10 @@ class Recipe(Summarized):
         """Return the recipe as YAML, one key per line with its help text as a comment."""
         values = self.as_dict()
         lines = [
-            f"{f.name}: {_as_yaml(values[f.name])}  # {f.metadata['description']}" for f in dataclasses.fields(self)
+            f"{f.name}: {as_yaml(values[f.name])}  # {f.metadata['description']}" for f in dataclasses.fields(self)
         ]
         return "\n".join(lines) + "\n"
 
 
 def _or(names: list[str]) -> str:
     return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-def _as_yaml(value: Any) -> str:
-    """Return a value as JSON, which YAML can read, with the characters escaped that YAML forbids."""
-    plain = json.dumps(value, ensure_ascii=False)
-    return re.sub("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]", lambda c: f"\\u{ord(c[0]):04x}", plain)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, tuple):
-        return shlex.quote(",".join(map(str, value)))
-    return "none" if value is None else shlex.quote(str(value))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from advibp.errors import UserError
+from advibp.parsers import number
 from advibp.recipe import Recipe, current_keys
 from advibp.storage import checkpoint
 from advibp.storage.run_folder import RunFolder
@@ -71,15 +72,30 @@ def with_stored_split(folder: RunFolder, recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, validation=recipe_of(folder).validation)
 
 
+def refuse_fewer_epochs(folder: RunFolder, epochs: Any) -> None:
+    """Raise a UserError if a run has more epochs than requested. It is called before the phases are checked.
+
+    Args:
+        folder: the folder of the run.
+        epochs: the requested number, as the user wrote it. If it is not a number, the recipe refuses it later.
+    """
+    try:
+        requested = float(number(0)(epochs))
+    except ValueError:
+        return
+    stored = recipe_of(folder)
+    if requested < stored.epochs:
+        done = min(len(folder.history()), int(stored.epochs))
+        raise UserError(
+            f"{folder.path} has {stored.epochs:g} epochs, {done} of them finished, and can't be shortened to "
+            f"{requested:g}; give more than {stored.epochs:g} epochs to extend it, or train into another --out."
+        )
+
+
 def _extension(folder: RunFolder, stored: Recipe, recipe: Recipe) -> tuple[float, ...]:
     """Return the key `extended` of a run that gets more epochs."""
     path, epochs = folder.path, f"{stored.epochs:g}"
-    if recipe.epochs < stored.epochs:
-        done = len(folder.history())
-        raise UserError(
-            f"{path} has {epochs} epochs, {min(done, int(stored.epochs))} of them finished, and can't be shortened to "
-            f"{recipe.epochs:g}; give more than {epochs} epochs to extend it, or train into another --out."
-        )
+    refuse_fewer_epochs(folder, recipe.epochs)
     if stored.stages or recipe.stages:
         raise UserError(
             f"{path} has layer-wise stages after its {epochs} epochs, so these can't become {recipe.epochs:g}; give "

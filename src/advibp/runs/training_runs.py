@@ -25,7 +25,14 @@ from advibp.methods import METHODS, Method
 from advibp.recipe import Recipe
 from advibp.runs.notebook_display import default_display
 from advibp.runs.opening import run_once
-from advibp.runs.resuming import check_same_run, continued, restore, should_resume, with_stored_split
+from advibp.runs.resuming import (
+    check_same_run,
+    continued,
+    refuse_fewer_epochs,
+    restore,
+    should_resume,
+    with_stored_split,
+)
 from advibp.runs.run import Run
 from advibp.runs.runner import Runner
 from advibp.runs.stopping import StopRequest
@@ -103,6 +110,10 @@ def train(
     elif method is not None:
         options["method"] = method
     epochs_given = recipe is not None or "epochs" in options
+    folder = RunFolder(path) if path is not None else None
+    continues = folder is not None and should_resume(folder, resume)
+    if folder and continues and "epochs" in options:
+        refuse_fewer_epochs(folder, options["epochs"])
     if isinstance(recipe, Recipe):
         recipe = recipe.changed(user_method, **options)
     else:
@@ -110,8 +121,6 @@ def train(
         recipe = Recipe.load(recipe, user_method, **{"data": name, "net": type(net).__name__, **options})
     for message in mode_warnings(net):
         warnings.warn(message, UserWarning, stacklevel=2)
-    folder = RunFolder(path) if path is not None else None
-    continues = folder is not None and should_resume(folder, resume)
     if folder and continues:
         recipe = with_stored_split(folder, recipe)
     if not isinstance(data, Data):

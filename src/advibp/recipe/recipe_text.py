@@ -1,8 +1,13 @@
-"""The keys of a recipe by topic, for the help of the commands and for the documentation."""
+"""Recipe keys as text: their topics for help and documentation, and their values as options and as YAML."""
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 from typing import Any
+
+from advibp.display.eps import exact_eps
 
 #: Topic -> keys. A test checks that every key has one topic.
 KEY_GROUPS: dict[str, tuple[str, ...]] = {
@@ -29,3 +34,26 @@ def option_text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
+
+
+def as_yaml(value: Any) -> str:
+    """Return a value as JSON, which YAML can read, with the characters escaped that YAML forbids."""
+    plain = json.dumps(value, ensure_ascii=False)
+    return re.sub("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]", lambda c: f"\\u{ord(c[0]):04x}", plain)
+
+
+def as_option(key: str, value: Any) -> str:
+    """Return a key as an option of the command line."""
+    name = key.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name} {exact_eps(value) if key == 'eps' else shown_value(value)}"
+
+
+def shown_value(value: Any) -> str:
+    """Return a value as a word of the command line, which is read as the same value."""
+    if isinstance(value, tuple):
+        return shlex.quote(",".join(map(shown_value, value)))
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return "none" if value is None else shlex.quote(str(value))
