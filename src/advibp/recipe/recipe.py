@@ -247,7 +247,7 @@ class Recipe(Summarized):
                 raise UserError(f"{option.name} is {value!r}, but must be {expected}.") from None
         if self.extended and (sorted({*self.extended, self.epochs}) != [*self.extended, self.epochs] or self.stages):
             raise UserError(
-                f"extended is {shown_value(self.extended)}, but must be increasing numbers below epochs, {self.epochs:g}, "
+                f"extended is {shown_value(self.extended)}, but must be increasing and below epochs, {self.epochs:g}, "
                 "and the run must have no layer-wise stages."
             )
         self.timeline()  # checks that the phases fit
