@@ -205,7 +205,7 @@ class Reader:
         self.given(*(word for word in words if word != begins))
         short = SHORT.get(words[0], "").split()
         if "--resume" in words:
-            short = []  # a run goes on as it began
+            short = ["--epochs", "3"] if "--epochs" in words else []  # a run goes on as it began
         elif "--radius" in words and "certify" in words:
             short = ["--limit", "4", "--attack-steps", "2"]
         elif "--onnx" in words and words[0] == "certify":

@@ -251,7 +251,7 @@ def test_stronger_verifiers_leave_no_more_open(out: Path) -> None:
         ("reproduce theory --model a", "theory does not support a choice of models; leave --model out"),
         ("reproduce training-time --eps 0.1", "leave --eps out"),
         ("reproduce mnist-table --reuse nowhere", "nowhere is not a folder"),
-        ("reproduce mnist-table --scale huge", "invalid choice: 'huge'"),
+        ("reproduce mnist-table --scale huge", "'huge' is not valid"),
         ("reproduce mnist-table --seeds -1", "integer from 0"),
     ],
 )

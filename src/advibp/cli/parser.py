@@ -82,15 +82,15 @@ class Parser(argparse.ArgumentParser):
         place.add_argument(*no, dest=dest, action="store_const", const="false", help=argparse.SUPPRESS)
 
     def add_old_name(self, old: str, new: str, **options: Any) -> None:
-        """Add an option by its old name. It works, is not in the help, and prints a notice.
+        """Add an option by its old name, after the new one. It works, is not in the help, and prints a note.
 
         Args:
             old: the old name, such as --steps.
             new: the option that has replaced it.
             options: arguments of `add_argument`.
         """
-        options = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS, **options}
-        self.add_argument(old, dest=new[2:].replace("-", "_"), action=_OldName, **options)
+        dest = new[2:].replace("-", "_")
+        self.add_argument(old, dest=dest, action=_OldName, help=argparse.SUPPRESS, **options)
 
 
 class _OldName(argparse._StoreAction):
