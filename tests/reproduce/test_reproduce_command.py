@@ -134,7 +134,7 @@ def test_a_dry_run_writes_nothing_and_knows_what_is_there(
     assert call(f"reproduce mnist-table {TINY} --methods ibp fixed --dry-run --out {tmp_path / 'new'}") == 0
     printed = "".join(capsys.readouterr().out.split())
     assert "mnist-a-ibp-0.2-2e-300n-s0" in printed
-    assert "--methodibp--eps0.2--epochs2.0" in printed
+    assert "--methodibp--eps0.2--epochs2" in printed
     assert re.search(r"Training:about\d+:\d\dintotal", printed)
     assert printed.count("trained") >= 2
     assert not (tmp_path / "new").exists()
