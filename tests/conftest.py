@@ -26,6 +26,11 @@ pytest_plugins = ["trained_runs"]  # fixtures of tests/helpers
 
 FUZZ_SEED = os.environ.get("ADVIBP_FUZZ_SEED")
 
+# Loggers stay offline and send no statistics, and plots need no screen.
+os.environ.update(
+    WANDB_MODE="offline", WANDB_ERROR_REPORTING="false", MLFLOW_DISABLE_TELEMETRY="true", MPLBACKEND="Agg"
+)
+
 # In the environment of xdist's workers and of programs that tests start, sets of strings have one order.
 os.environ.setdefault("PYTHONHASHSEED", "0")
 

@@ -54,7 +54,7 @@ def title(page: str) -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the files of results/ and the Python files of the repository to the site."""
+    """Add the files of results/, the Python files and the notebooks of the repository to the site."""
     pages = result_pages()
     for path in sorted((ROOT / "results").rglob("*")):
         place = path.relative_to(ROOT).as_posix()
@@ -70,6 +70,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             page = File.generated(config, source_page(place), content=listing(place, path.read_text("utf-8")))
             page.inclusion = InclusionLevel.NOT_IN_NAV
             files.append(page)
+    for path in sorted((ROOT / "examples").glob("*.ipynb")):
+        files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
     return files
 
 

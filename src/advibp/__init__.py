@@ -6,7 +6,7 @@
 import importlib
 from typing import Any
 
-from advibp import attacks, bounds, data, moved, nets, objectives, vnncomp, weighting
+from advibp import attacks, bounds, callbacks, data, moved, nets, objectives, vnncomp, weighting
 from advibp.bounds import Box, Zonotope
 from advibp.errors import UserError
 from advibp.execution.allocator import keep_freed_memory
@@ -49,6 +49,7 @@ __all__ = [
     "__version__",
     "attacks",
     "bounds",
+    "callbacks",
     "certify",
     "data",
     "joint_backward",

@@ -104,13 +104,13 @@ def stopped(out: Path, epoch: int = 4) -> list[Path]:
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
 def test_damaged_checkpoint_is_skipped(
-    share: float, undisturbed: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    share: float, undisturbed: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     newest, _ = stopped(tmp_path / "run")
     newest.write_bytes(newest.read_bytes()[: int(share * newest.stat().st_size)])
     again = run(tmp_path / "run", resume=True)
     assert ends_alike(undisturbed, again)
-    told = capsys.readouterr().err.splitlines()
+    told = [record.getMessage() for record in caplog.records if record.name.startswith("advibp")]
     assert len(told) == 1
     assert told[0].startswith("skipped: ")
     assert newest.name in told[0]

@@ -17,6 +17,7 @@ from advibp.cli.console import output_of
 from advibp.cli.data_command import data_options
 from advibp.cli.export_command import export_options
 from advibp.cli.list_commands import methods_options, nets_options, recipes_options
+from advibp.cli.log_output import log_to_stderr
 from advibp.cli.parser import Parser, examples, one_line
 from advibp.cli.predict_command import predict_options
 from advibp.cli.report_command import report_options
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     keep_freed_memory()
     args.typed = shlex.join(["advibp", *(sys.argv[1:] if argv is None else argv)])
     try:
-        with warnings.catch_warnings(), output_of(args):
+        with warnings.catch_warnings(), log_to_stderr(), output_of(args):
             warnings.simplefilter("ignore", CollapseWarning)  # the commands print these messages themselves
             warnings.showwarning = _print_warning
             code: int | None = args.command(args)

@@ -10,6 +10,7 @@ from typing import Any
 from rich.markup import escape
 
 from advibp import nets
+from advibp.callbacks import LOGGERS
 from advibp.cli.console import NOTES, OUT, print_json, print_warnings, progress_console
 from advibp.cli.parser import Parser, examples, output_options
 from advibp.display.eps import format_eps
@@ -49,6 +50,13 @@ def train_options(train_parser: Parser) -> None:
     )
     run.add_argument(
         "--recipe", help="a shipped recipe (see advibp recipes) or a YAML file; other options take precedence"
+    )
+    run.add_argument(
+        "--log",
+        nargs="+",
+        choices=sorted(LOGGERS),
+        default=[],
+        help="also log the run to these services: mlflow, wandb; their own environment variables configure them",
     )
     output_options(train_parser)
     recipe_options(train_parser)
@@ -136,7 +144,8 @@ def run_train(args: argparse.Namespace) -> None:
     )
     NOTES.print("std.err, verified: standard and IBP verified error on the validation images\n", style="dim")
     show = Silent() if args.quiet else Live(progress_console())
-    run = train(net, data, recipe=recipe, method=method, out=out, resume=args.resume, show=show)
+    callbacks = [LOGGERS[name]() for name in dict.fromkeys(args.log)]
+    run = train(net, data, recipe=recipe, method=method, out=out, resume=args.resume, show=show, callbacks=callbacks)
     if args.json:
         print_json({"run": out, **run.summary})
     NOTES.print(f"\ntrained in {run.summary['seconds'] / 60:.1f} minutes")

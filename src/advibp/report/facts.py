@@ -13,9 +13,9 @@ from typing import Any
 
 from advibp.display.eps import format_eps
 from advibp.report.samples import Samples
-from advibp.report.statistics import wilson
 from advibp.runs.run_files import Certification, Errors, RunFiles
 from advibp.verify.collapse import unproved_message
+from advibp.verify.confidence import wilson
 from advibp.verify.radius import Radius, curve
 from advibp.verify.records import Certificate, Record
 from advibp.verify.verifiers import cascade_position

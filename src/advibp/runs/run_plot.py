@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from advibp.display.figures import optional
+from advibp.display.optional_packages import optional
 from advibp.errors import UserError
 
 #: Panels: title, and for each metric its label and color. A panel without numbers is left out.

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
+from advibp.callbacks import CallbackGroup
 from advibp.errors import UserError
 from advibp.execution.hardware import hardware
 from advibp.runs.next_steps import how_to_go_on, how_to_train
@@ -29,9 +30,16 @@ class Runner:
     """Runs a training epoch by epoch and saves metrics, checkpoints, the best weights and the trained model."""
 
     def __init__(
-        self, training: Training, folder: RunFolder | None, display: Display, stop: StopRequest, facts: dict[str, Any]
+        self,
+        training: Training,
+        folder: RunFolder | None,
+        display: Display,
+        stop: StopRequest,
+        facts: dict[str, Any],
+        callbacks: CallbackGroup,
     ) -> None:
         self.training, self.folder, self.display, self.stop = training, folder, display, stop
+        self.callbacks, self.stop_reason = callbacks, ""
         self.before: float = facts.get("seconds", 0.0)
         self.best: dict[str, Any] | None = facts.get("best")
         self.best_weights: dict[str, Tensor] | None = None
@@ -45,10 +53,21 @@ class Runner:
         self.began = self.saved = time.perf_counter()
 
     def run(self) -> Run:
+        """Train until the end, or until a callback stops the training."""
+        try:
+            run = self._run()
+        except BaseException as error:
+            self.callbacks.notify_interrupted({"reason": str(error), "epoch": self.training.epoch})
+            raise
+        self.callbacks.notify("on_train_end", run.summary)
+        return run
+
+    def _run(self) -> Run:
         training, folder = self.training, self.folder
         events = Events(folder.path / "events", training.epoch) if folder else None
         self.display.start(training, self.history)
-        while not training.finished:
+        self._notify("on_train_start", self._start_facts())
+        while not training.finished and not self.stop_reason:
             if self.stop.signal:
                 self._stop()
             self._save_stage()
@@ -60,11 +79,34 @@ class Runner:
                 self._save()
                 events.log(metrics)
             self.display.epoch(training, metrics)
+            self._notify("on_epoch_end", metrics)
+            if (stage := self._finished_stage()) is not None:
+                self._notify("on_stage_end", {**metrics, "stage": stage})
+        stopped = None if training.finished else {"epoch": training.epoch, "reason": self.stop_reason}
+        if folder and stopped:
+            self._save(means=self.means.state())
         self._save_stage()
         if events:
             events.close()
         self._load_best()
-        return _finish(training, folder, self.history, self._seconds(), self.best)
+        return _finish(training, folder, self.history, self._seconds(), self.best, stopped)
+
+    def _notify(self, event: str, facts: dict[str, Any]) -> None:
+        if request := self.callbacks.notify(event, facts):
+            self.stop_reason = self.stop_reason or str(request) or type(request).__name__
+
+    def _start_facts(self) -> dict[str, Any]:
+        training = self.training
+        return {
+            "recipe": training.recipe.as_dict(),
+            "parameters": _parameters(training),
+            "epochs": training.course.epochs,
+            "steps_per_epoch": training.steps_per_epoch,
+            "out": str(self.folder.path) if self.folder else None,
+            "resumed": training.steps > 0,
+            "epoch": training.epoch,
+            "history": self.history,
+        }
 
     def _epoch(self) -> dict[str, Any]:
         """Train one epoch and return its metrics."""
@@ -132,12 +174,20 @@ class Runner:
                 f"{file} is missing or damaged, so the best weights are lost; train again into another --out."
             ) from None
 
+    def _finished_stage(self) -> int | None:
+        """Return the number of the layer-wise stage that has just ended (0: the main phase); None within a stage."""
+        course, over = self.training.course, self.training.steps - self.training.course.main
+        return over // course.each if course.stages and over >= 0 and over % course.each == 0 else None
+
     def _save_stage(self) -> None:
         """Save the network at the end of each layer-wise stage, so that it can be certified."""
-        course, steps = self.training.course, self.training.steps
-        over = steps - course.main
-        if self.folder and course.stages and over >= 0 and over % course.each == 0:
-            self.folder.save_stage(over // course.each, self.training.net.state_dict(), _model_facts(self.training))
+        stage = self._finished_stage()
+        if self.folder and stage is not None:
+            self.folder.save_stage(stage, self.training.net.state_dict(), _model_facts(self.training))
+
+
+def _parameters(training: Training) -> int:
+    return sum(p.numel() for p in training.net.parameters() if p.requires_grad)
 
 
 def _model_facts(training: Training) -> dict[str, Any]:
@@ -152,6 +202,7 @@ def _finish(
     history: list[dict[str, Any]],
     seconds: float,
     best: dict[str, Any] | None,
+    stopped: dict[str, Any] | None,
 ) -> Run:
     recipe = training.recipe
     last = {k: history[-1][k] for k in ("epoch", "standard_error", "verified_error")} if history else None
@@ -167,9 +218,10 @@ def _finish(
         "weights": "best" if best else "last",
         "validation": best or last,
         **({"stages": _stages(history)} if training.course.stages else {}),
+        **({"stopped": stopped} if stopped else {}),
         "validation_images": len(training.data.validation),
         "warnings": _collapse(training),
-        "parameters": sum(p.numel() for p in training.net.parameters() if p.requires_grad),
+        "parameters": _parameters(training),
         "hardware": hardware(),
     }
     if folder:

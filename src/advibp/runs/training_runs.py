@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
+import logging
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from advibp import nets
+from advibp.callbacks import CallbackGroup
 from advibp.data import Data, Split, as_data
 from advibp.display.terminal import printable
 from advibp.errors import UserError
@@ -42,6 +43,8 @@ from advibp.training import Training
 from advibp.verify.argument_checks import check_folder, check_net, check_path, named, shortened
 from advibp.verify.collapse import CollapseWarning
 
+_log = logging.getLogger(__name__)
+
 _USAGE = "train(net, data, eps=0.3)"
 
 
@@ -53,6 +56,7 @@ def train(
     resume: bool = False,
     recipe: Recipe | str | Path | None = None,
     show: Display | None = None,
+    callbacks: Sequence[object] | None = None,
     method: str | Method | None = None,
     **options: Any,
 ) -> Run:
@@ -72,6 +76,8 @@ def train(
             at its last value.
         recipe: name of a shipped recipe, a YAML file or a `Recipe`; by default the default recipe.
         show: the display; by default a progress bar. `advibp.Silent()` shows nothing.
+        callbacks: objects with methods of `advibp.callbacks.Callback`, which get the metrics of each epoch as plain
+            data and may stop the training. A resumed run needs them again.
         method: a name from `advibp methods` or a `Method`. A `Method` must be passed again to resume its run.
         options: recipe keys such as eps=0.3 or epochs=60. They take precedence over `recipe`.
 
@@ -97,6 +103,7 @@ def train(
         raise UserError(f"show is {named(show)}, but must be a Display, such as advibp.Silent().")
     if not isinstance(resume, bool):
         raise UserError(f"resume is {shortened(resume)}, but must be True or False.")
+    group = CallbackGroup(callbacks)
     path = check_folder("out", out)
     if resume and path is None:
         raise UserError("resume needs out, the folder of the run to continue; give out=, or leave resume out.")
@@ -147,13 +154,13 @@ def train(
         if folder and continues:
             facts, messages = restore(folder, training)
             for message in messages:
-                print(printable(f"skipped: {message}"), file=sys.stderr)
+                _log.warning("skipped: %s", printable(message))
         elif folder:
             folder.create(recipe.to_yaml())
             locks.enter_context(folder.lock())
         with show or default_display() as display:
             try:
-                run = Runner(training, folder, display, stop, facts).run()
+                run = Runner(training, folder, display, stop, facts, group).run()
             finally:
                 for p in net.parameters():
                     p.grad = None  # a view that would keep the buffer of all gradients in memory

@@ -6,13 +6,15 @@ training forever; only its message format and checksums are used here.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import struct
-import sys
 import time
 from pathlib import Path
 from typing import Any
+
+_log = logging.getLogger(__name__)
 
 
 class Events:
@@ -44,11 +46,9 @@ class Events:
         self._write()
 
     def close(self) -> None:
-        """Write pending events; print a message if that fails."""
+        """Write pending events; log a warning if that fails."""
         if self.pending and (problem := self._write()):
-            print(
-                f"{self.file} is incomplete ({problem.strerror}); metrics.jsonl has the same numbers", file=sys.stderr
-            )
+            _log.warning("%s is incomplete (%s); metrics.jsonl has the same numbers", self.file, problem.strerror)
 
     def _write(self) -> OSError | None:
         """Append the pending events, and return the error if that fails."""

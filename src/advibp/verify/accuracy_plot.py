@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-from advibp.display.figures import optional
+from advibp.display.optional_packages import optional
 from advibp.errors import UserError
+from advibp.verify.confidence import wilson
 
 if TYPE_CHECKING:
     from advibp.verify.certificate_views import CertificateViews
@@ -18,32 +17,6 @@ _CURVES = {
     "attack": ("attack_error", "#d55e00"),
     "certified": ("verified_error", "#009e73"),
 }
-
-
-def wilson_interval(successes: int, total: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Confidence interval of a probability (Wilson 1927).
-
-    With k of n successes, p = k / n and z the quantile of the normal distribution, the interval is
-
-        (p + z^2 / 2n +- z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
-
-    Args:
-        successes: k, from 0 to n.
-        total: n, at least 1.
-        confidence: probability that the interval contains the true value. Default: 0.95.
-
-    Returns:
-        The lower and the upper end, in [0, 1].
-
-    Examples:
-        >>> low, high = wilson_interval(90, 100)
-        >>> round(low, 3), round(high, 3)
-        (0.826, 0.945)
-    """
-    z, p = NormalDist().inv_cdf((1 + confidence) / 2), successes / total
-    center, scale = p + z * z / (2 * total), 1 + z * z / total
-    half = z * math.sqrt(p * (1 - p) / total + (z / (2 * total)) ** 2)
-    return max(0.0, (center - half) / scale), min(1.0, (center + half) / scale)
 
 
 def plot_accuracies(certificate: CertificateViews, ax: Any = None, confidence: float = 0.95) -> Any:
@@ -62,7 +35,7 @@ def plot_accuracies(certificate: CertificateViews, ax: Any = None, confidence: f
             total = certificate.counts(eps).total()
             right = round((1 - certificate.errors(eps)[error]) * total)
             shares.append(100 * right / total)
-            ends.append([100 * end for end in wilson_interval(right, total, confidence)])
+            ends.append([100 * end for end in wilson(right, total, confidence)])
         low, high = [e[0] for e in ends], [e[1] for e in ends]
         if len(radii) == 1:
             lengths = [[max(0.0, shares[0] - low[0])], [max(0.0, high[0] - shares[0])]]

@@ -8,8 +8,8 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from advibp.display.eps import format_eps
-from advibp.display.figures import optional
 from advibp.display.object_summary import html_table
+from advibp.display.optional_packages import optional
 from advibp.errors import UserError
 from advibp.verify.accuracy_plot import plot_accuracies
 

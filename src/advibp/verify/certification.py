@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from advibp.callbacks import CallbackGroup
 from advibp.data import Data, Split
 from advibp.data.user_data import Images
 from advibp.display.progress import Counting
@@ -84,6 +85,7 @@ def certify(
     batch_size: int = 500,
     seed: int = 0,
     progress: Progress | None = None,
+    callbacks: Sequence[object] | None = None,
 ) -> Certificate:
     """Give every image a verdict at every eps: certify(net, images, eps) or certify(net, x, y, eps).
 
@@ -119,7 +121,8 @@ def certify(
         command: The command to note in the summary.
         batch_size: Images per batch. Default: 500.
         seed: Seed of the attack's random starts and of `sample`. Default: 0.
-        progress: Called after each batch. Default: a progress bar on a terminal.
+        progress: Called after each batch. Default: a progress bar on a terminal or in a notebook.
+        callbacks: Objects with `on_certify_start` or `on_certify_end`; see `advibp.callbacks.Callback`.
 
     Returns:
         A record for each image and eps, sorted by eps in the order given and by image.
@@ -136,15 +139,18 @@ def certify(
     sample, seed = None if sample is None else check_whole("sample", sample, 1), check_whole("seed", seed)
     check_callable("progress", progress, "progress(eps, done, total, counts)")
     check_attack(attack)
-    folder = check_folder("out", out)
+    group, folder = CallbackGroup(callbacks), check_folder("out", out)
     if command and folder is None:
         raise UserError("command is written to the summary, which needs a folder; give out, or leave command out.")
     chosen = _choose(len(images), sample, seed)
     with torch.inference_mode(False), full_precision(), preserve_modes(net), ExitStack() as stack:
         counting = stack.enter_context(Counting("certifying"))
-        net.eval()
-        kind, weights = arithmetic_of(net, arithmetic), weights_fingerprint(net)
+        kind = arithmetic_of(net, arithmetic)
         check_arithmetic(verifiers, kind)
+        facts = {"images": len(chosen), "eps": radii, "by": verifiers, "attack": str(attack or Attack())}
+        _notify(group, "on_certify_start", {**facts, "arithmetic": kind, "out": str(folder) if folder else None})
+        net.eval()  # after the callbacks, which may change the network
+        weights = weights_fingerprint(net)
         model = check_inputs(net, images)
         cascade = Cascade(net, verifiers, attack or Attack(), folder, seed, model, seconds, kind, weights)
         if searching:
@@ -176,22 +182,28 @@ def certify(
             (progress or counting.progress)(job.eps, counts.total(), len(chosen), counts)
         position = {radius: k for k, radius in enumerate(radii)}
         certificate = Certificate(sorted(records, key=lambda r: (position[r.eps], r.index)))
+        summary = summarize(
+            certificate,
+            attack=cascade.attack,
+            by=verifiers,
+            arithmetic=kind,
+            sample=sample,
+            seed=seed,
+            budget=None if budget is None else seconds,
+            command=command,
+        )
         if file and folder:
             file.compact()
-            summary = summarize(
-                certificate,
-                attack=cascade.attack,
-                by=verifiers,
-                arithmetic=kind,
-                sample=sample,
-                seed=seed,
-                budget=None if budget is None else seconds,
-                command=command,
-            )
             checkpoint.write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     for message in certificate.warnings():
         warnings.warn(message, CollapseWarning, stacklevel=3)
+    _notify(group, "on_certify_end", summary)
     return certificate
+
+
+def _notify(group: CallbackGroup, event: str, facts: dict[str, Any]) -> None:
+    if request := group.notify(event, facts):
+        raise request  # there is no training to stop
 
 
 def _check_budget(budget: float | None, verifiers: Sequence[str]) -> float:
