@@ -159,7 +159,15 @@ def test_training_prints_one_plain_line_per_epoch(own_run: Path, capsys: pytest.
     assert [int(n) for n in re.findall(r"^ *(\d+)/4 ", out, re.MULTILINE)] == [1, 2, 3, 4]
     assert "advibp certify runs/new --eps 0.1" in out
     files = {p.name for p in Path("runs/new").iterdir()}
-    assert files == {"recipe.yaml", "metrics.jsonl", "events", "checkpoints", "model.safetensors", "summary.json"}
+    assert files == {
+        "recipe.yaml",
+        "sources.json",
+        "metrics.jsonl",
+        "events",
+        "checkpoints",
+        "model.safetensors",
+        "summary.json",
+    }
 
 
 def test_training_again_gives_the_same_weights(own_run: Path) -> None:

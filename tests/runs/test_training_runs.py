@@ -33,7 +33,7 @@ OPTIONS |= {"batch_size": 20, "eps": 0.2, "lr": 0.01, "c_max": "auto"}
 
 def run(out: Path | None, show: Silent | None = None, resume: bool = False, **options: Any) -> Run:
     recipe = Recipe.load(**{**OPTIONS, **options})
-    net = nets.build("FC 8", (1, 4, 4), 2, seed=3)
+    net = nets.build(recipe.net, (1, 4, 4), 2, seed=3)
     return train(net, halves(), out=out, resume=resume, recipe=recipe, show=show or Silent())
 
 
@@ -213,7 +213,8 @@ def test_a_run_is_opened_as_it_was_trained(normalize: bool, tmp_path: Path) -> N
     recipe = Recipe.load(**OPTIONS, normalize=normalize)
     done = train(runs.first_net(recipe, problem), problem, recipe=recipe, out=tmp_path / "run", show=Silent())
     opened = open_run(tmp_path / "run")
-    assert opened.recipe == dataclasses.replace(recipe, validation=len(problem.validation))
+    # The data were given in Python.
+    assert opened.recipe == dataclasses.replace(recipe, data="halves", validation=len(problem.validation))
     assert opened.history == done.history
     assert opened.summary == done.summary
     assert opened.path == tmp_path / "run"

@@ -34,7 +34,7 @@ from advibp.errors import UserError
 from advibp.execution.device import resolve_device
 from advibp.recipe import Recipe
 from advibp.runs import open_with_facts
-from advibp.runs.recipe_data import load_data
+from advibp.runs.run_sources import load_run_data
 from advibp.storage import checkpoint
 from advibp.verify import Attack, Certificate, certify
 from advibp.verify.argument_checks import check_eps
@@ -174,7 +174,7 @@ def run_certify(args: argparse.Namespace) -> int:
     refuse_ignored(args, ("timeout", "result"), "without --onnx and --vnnlib")
     attack = _attack(args)
     net, recipe, test = _open(args)
-    eps, out = _radii(args.eps, recipe), Path(args.run) / _folder_name(args, recipe)
+    eps, out = _radii(args.eps, recipe), Path(args.run) / _folder_name(args)
     if args.radius:
         refuse_ignored(args, ("eps", "sample", "budget", "workers"), "with --radius, which tries every eps")
         _print_radii(net, test, attack, out, args)
@@ -217,10 +217,10 @@ def run_certify(args: argparse.Namespace) -> int:
     return 0
 
 
-def _folder_name(args: argparse.Namespace, recipe: Recipe) -> str:
+def _folder_name(args: argparse.Namespace) -> str:
     """Name of the folder of a certification. Other data than the run's have a folder of their own."""
     stage = "" if args.stage is None else f"-stage-{args.stage}"
-    return f"certify{stage}" + (f"-on-{Path(args.data).stem}" if args.data not in (None, recipe.data) else "")
+    return f"certify{stage}" + ("" if args.own_data else f"-on-{Path(args.data).stem}")
 
 
 def run_attack(args: argparse.Namespace) -> None:
@@ -307,10 +307,10 @@ def _print_radii(net: nn.Module, test: Test, attack: Attack, out: Path, args: ar
 def _open(args: argparse.Namespace) -> tuple[nn.Module, Recipe, Test]:
     """Open the network, the recipe and the test images of a run."""
     net, recipe, facts = open_with_facts(args.run, own_net(args), args.stage)
-    data = load_data(recipe, args.data or recipe.data, None, args.data_root, validate=False)
+    data, args.own_data = load_run_data(args.run, recipe, args.data, args.data_root)
     if list(data.input_shape) != facts["input_shape"] or data.classes > facts["classes"]:
         raise UserError(
-            f"{args.data or recipe.data} has {data.classes} classes and images of shape {list(data.input_shape)}, but "
+            f"{args.data or data.name} has {data.classes} classes and images of shape {list(data.input_shape)}, but "
             f"the network was trained for {facts['classes']} and {facts['input_shape']}; give other --data."
         )
     args.device = resolve_device(args.device)

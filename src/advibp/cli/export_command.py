@@ -32,7 +32,7 @@ from advibp.display.progress import Counting
 from advibp.errors import UserError
 from advibp.recipe import Recipe
 from advibp.runs import open_with_facts
-from advibp.runs.recipe_data import load_data
+from advibp.runs.run_sources import load_run_data
 from advibp.storage import checkpoint
 from advibp.verify.argument_checks import check_eps
 from advibp.verify.certification import arithmetic_of, weights_fingerprint
@@ -59,6 +59,7 @@ def export_options(export: argparse.ArgumentParser) -> None:
     export.add_argument("--limit", type=count, default=100, metavar="N", help="write the first N properties")
     export.add_argument("--timeout", type=count, default=60, metavar="SECONDS", help="time limit in instances.csv")
     export.add_argument("--net", help=USER_NET)
+    export.add_argument("--data", help="data set of the properties; default: the run's")
     export.add_argument("--data-root", metavar="DIR", help=DATA_ROOT)
     export.add_argument("--stage", type=stage_of, metavar="K", help=STAGE)
     export.set_defaults(command=run_export)
@@ -107,7 +108,7 @@ def _metadata(args: argparse.Namespace, net: nn.Module, recipe: Recipe, facts: d
 def _write_properties(args: argparse.Namespace, recipe: Recipe, classes: int) -> dict[str, Any]:
     """Write one file per image: the property that another class's output is at least the label's."""
     folder, eps = Path(args.vnnlib), check_eps(recipe.eps if args.eps is None else args.eps)
-    test = load_data(recipe, recipe.data, None, args.data_root, validate=False).test.take(args.limit)
+    test = load_run_data(args.run, recipe, args.data, args.data_root)[0].test.take(args.limit)
     if not len(test):
         raise UserError(f"{recipe.data} has no test images, so there are no properties; leave --vnnlib out.")
     folder.mkdir(parents=True, exist_ok=True)

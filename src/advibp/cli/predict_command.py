@@ -21,8 +21,8 @@ from advibp.display.eps import format_eps
 from advibp.display.terminal import Terminal
 from advibp.errors import UserError
 from advibp.runs import open_with_facts
-from advibp.runs.recipe_data import load_data
 from advibp.runs.run_files import stored_warnings
+from advibp.runs.run_sources import load_run_data
 from advibp.storage.run_folder import RunFolder
 from advibp.verify import Prediction, Predictor
 from advibp.verify.verifiers import bounding_verifiers
@@ -58,7 +58,7 @@ def run_predict(args: argparse.Namespace) -> None:
     """Print the class of each image, and what is proved about it."""
     net, recipe, facts = open_with_facts(args.run, own_net(args), args.stage)
     from_test = any(name.startswith("test:") for name in args.image)
-    data = load_data(recipe, args.data or recipe.data, None, args.data_root, validate=False) if from_test else None
+    data = load_run_data(args.run, recipe, args.data, args.data_root)[0] if from_test else None
     predictor = Predictor(
         net,
         eps=args.eps,

@@ -23,7 +23,10 @@ from advibp.report.html import write_page
 from advibp.report.naming import names_of
 from advibp.report.shown_images import Count, Missing, Source
 from advibp.runs import open_with_facts
+from advibp.runs.resuming import recipe_of
 from advibp.runs.run_files import RunFiles, read_run
+from advibp.runs.run_sources import data_source
+from advibp.storage.run_folder import RunFolder
 from advibp.verify.certification import check_inputs
 
 
@@ -96,7 +99,7 @@ def images_of(run: RunFiles, root: str | None = None) -> Source | Missing:
     run_root = str(recipe["data_root"]) if recipe.get("data_root") else None
     size = recipe.get("size") if isinstance(recipe.get("size"), int) else None
     try:
-        data = _load(str(recipe.get("data")), root or run_root, size)
+        data = _load(data_source(run.path, recipe_of(RunFolder(run.path))), root or run_root, size)
     except UserError as error:
         return Missing(str(error), known)
     source = Source(data.test, data.class_names or ())

@@ -22,6 +22,7 @@ from advibp.runs import first_net, train
 from advibp.runs.next_steps import how_to_certify
 from advibp.runs.recipe_data import load_data
 from advibp.runs.resuming import recipe_of, refuse_fewer_epochs, should_resume
+from advibp.runs.run_sources import data_source, net_option
 from advibp.runs.training_display import Live, Silent
 from advibp.storage.run_folder import RunFolder
 
@@ -134,7 +135,14 @@ def run_train(args: argparse.Namespace) -> None:
         or f"runs/{Path(recipe.data).stem}-{Path(recipe.net).stem}-{recipe.method.rpartition(':')[2]}-eps{recipe.eps:g}"
     )
     should_resume(RunFolder(out), args.resume)
-    data = load_data(recipe, recipe.data, recipe.limit)
+    source = recipe.data
+    if RunFolder(out).exists:
+        if not nets.is_known(recipe.net) and not nets.is_user_code(recipe.net):
+            raise UserError(net_option(out, recipe))
+        begun = recipe_of(RunFolder(out))
+        # The name of the run's data means the same data in another folder.
+        source = data_source(out, begun) if args.data in (None, begun.data) else args.data
+    data = load_data(recipe, source, recipe.limit)
     net = first_net(recipe, data, weights=not RunFolder(out).has_weights)
     NOTES.print(
         f"[bold]{recipe.method}[/] on {escape(data.name)} ({len(data.train):,} images), {escape(recipe.net)} "

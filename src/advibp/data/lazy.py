@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from advibp.data import dataset_items
 from advibp.data.dataset_items import Shape
-from advibp.data.sets import check_take
+from advibp.data.sets import Split, check_take
 from advibp.data.user_randomness import Randomness, seed_all
 from advibp.errors import UserError
 
@@ -124,8 +124,7 @@ class Lazy:
 
     def sample(self) -> dict[str, Tensor]:
         """Return the tensors that identify the data: the length, and 16 evenly spaced items."""
-        x, y = self.batch(_evenly_spaced(len(self), 16))
-        return {"x": x, "y": y, "length": torch.tensor([len(self)])}
+        return sample_few(self)
 
     def pixels(self) -> Tensor:
         """Return the images from which mean and standard deviation are computed.
@@ -134,6 +133,12 @@ class Lazy:
         """
         count = min(STATISTICS_IMAGES, STATISTICS_VALUES // torch.Size(self.shape).numel())
         return self.batch(_evenly_spaced(len(self), max(1, count)))[0]
+
+
+def sample_few(images: Lazy | Split) -> dict[str, Tensor]:
+    """Return the tensors that identify images without reading all of them: their number, and 16 evenly spaced items."""
+    x, y = images.batch(_evenly_spaced(len(images), 16))
+    return {"x": x, "y": y, "length": torch.tensor([len(images)])}
 
 
 def _evenly_spaced(length: int, count: int) -> Tensor:

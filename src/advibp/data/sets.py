@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from advibp.data.origin import Origin
 from advibp.display.object_summary import Summarized
 from advibp.errors import UserError
 
@@ -103,6 +104,7 @@ class Data(Summarized):
         test: Test images: in memory, or read from a Dataset.
         classes: Number of classes.
         class_names: Names of the classes in the order of their labels. Default: None, if they are not known.
+        origin: How `load` has loaded it. Default: None, if it was created in Python.
 
     Examples:
         >>> import torch
@@ -119,6 +121,7 @@ class Data(Summarized):
     test: Split | Lazy
     classes: int
     class_names: tuple[str, ...] | None = None
+    origin: Origin | None = None
 
     def _summary(self) -> dict[str, object]:
         batches = hasattr(self.train, "loader")  # the length of a Loader is its number of batches

@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from advibp.data.assembly import Array, assemble, is_int
 from advibp.data.fetch import catalogue
 from advibp.data.fetch.known_sets import NAMES
 from advibp.data.formats import cifar, idx, image_folders, npz, svhn
+from advibp.data.origin import Origin
 from advibp.data.sets import Data
 from advibp.errors import UserError
 from advibp.execution.keywords import known_keywords
@@ -76,7 +78,10 @@ def load(
         path = Path(os.path.expanduser(source))
         name = path.stem
         arrays, class_names = _read_path(path, source, size)
-    return assemble(arrays, name, str(source), validation, limit, class_names=class_names)
+    data = assemble(arrays, name, str(source), validation, limit, class_names=class_names)
+    place = None if name == source and name in NAMES else os.path.abspath(os.path.expanduser(source))
+    origin = Origin(os.fspath(source), place, limit, size, None if root is None else os.fspath(root))
+    return replace(data, origin=origin)
 
 
 def _read_named(

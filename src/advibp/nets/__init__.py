@@ -1,7 +1,7 @@
 """Networks given by a name, by a text in the paper's notation, or by a user's function."""
 
 from advibp.moved import renamed
-from advibp.nets.building import build
+from advibp.nets.building import build, spec_of
 from advibp.nets.initialization import Init, ibp_init, is_freshly_initialized
 from advibp.nets.layer_table import Row, describe, summary
 from advibp.nets.layers import Normalize, Residual
@@ -28,6 +28,7 @@ __all__ = [
     "is_known",
     "is_user_code",
     "parse",
+    "spec_of",
     "summary",
 ]
 

@@ -63,10 +63,47 @@ def build(
     if init not in ("default", "ibp"):
         raise UserError(f"Unknown init {init!r}; use 'default' or 'ibp'.")
     if seed is None:
-        return _assemble(layers, shape, classes, mean, std, init)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return _assemble(layers, shape, classes, mean, std, init)
+        net = _assemble(layers, shape, classes, mean, std, init)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            net = _assemble(layers, shape, classes, mean, std, init)
+    net.__dict__["built_from"] = spec  # not a parameter, buffer or module
+    return net
+
+
+def spec_of(net: nn.Module, input_shape: Sequence[int], classes: int) -> tuple[str, bool] | None:
+    """Return the text from which `build` makes a network of the same structure.
+
+    Args:
+        net: any network.
+        input_shape: shape of one image.
+        classes: number of classes.
+
+    Returns:
+        The text, and whether the first layer is `Normalize`; None if `build` has not built the network, or if its
+        layers have changed.
+
+    Examples:
+        >>> from torch import nn
+        >>> from advibp import nets
+        >>> net = nets.build("FC 20", (1, 4, 4), 3)
+        >>> nets.spec_of(net, (1, 4, 4), 3), nets.spec_of(net.append(nn.Tanh()), (1, 4, 4), 3)
+        (('FC 20', False), None)
+    """
+    spec = getattr(net, "built_from", None)
+    if not isinstance(spec, str) or type(net) is not nn.Sequential:
+        return None
+    normalized = isinstance(net[0], Normalize)
+    mean = [0.0] * input_shape[0] if normalized else None
+    try:
+        like = build(spec, input_shape, classes, mean=mean, init="default", seed=0)
+    except UserError:
+        return None
+    shapes = [{name: value.shape for name, value in module.state_dict().items()} for module in (net, like)]
+    changed = any("forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks for m in net.modules())
+    layers = [repr(module[1:] if normalized else module) for module in (net, like)]
+    return None if changed or layers[0] != layers[1] or shapes[0] != shapes[1] else (spec, normalized)
 
 
 def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from advibp.display.eps import exact_eps
 from advibp.methods import METHODS, Method
 from advibp.recipe import Recipe
 from advibp.runs.fitting_verifiers import trained_verifier
+from advibp.storage.run_folder import RunFolder
 
 
 def has_command(recipe: Recipe) -> bool:
@@ -19,7 +20,7 @@ def has_command(recipe: Recipe) -> bool:
 
 def how_to_go_on(recipe: Recipe, path: Path) -> str:
     """Return the command, or the Python call, that resumes a run."""
-    if not has_command(recipe):
+    if not has_command(recipe) or RunFolder(path).sources().get("data", {}).get("kind") == "python":
         return f"advibp.train(..., out={str(path)!r}, resume=True)"
     # User code is run only if the user types its name.
     data_and_net = [recipe.data, recipe.net] if nets.is_user_code(recipe.net) else []
@@ -28,8 +29,11 @@ def how_to_go_on(recipe: Recipe, path: Path) -> str:
 
 
 def how_to_train(recipe: Recipe, path: Path | None) -> str | None:
-    """Return the command that trains a run into a folder; None if no command can name its network or method."""
-    if not has_command(recipe):
+    """Return the command that trains a run into a folder; None if no command can name its network or method.
+
+    No command can name the initial weights of a network that was built in Python.
+    """
+    if not has_command(recipe) or (nets.is_known(recipe.net) and recipe.init == "given"):
         return None
     return recipe.command() + (f" --out {shlex.quote(str(path))}" if path else "")
 

@@ -19,6 +19,7 @@ from advibp.execution.own_copy import run_on_copy
 from advibp.recipe import Recipe
 from advibp.runs.resuming import recipe_of
 from advibp.runs.run import Run
+from advibp.runs.run_sources import net_option
 from advibp.storage import checkpoint
 from advibp.storage.run_folder import RunFolder
 from advibp.storage.weights import load_weights
@@ -107,9 +108,7 @@ def open_with_facts(
     recipe = recipe_of(folder)
     tensors, facts = folder.load_model(stage)
     if net is None and not nets.is_known(recipe.net):
-        raise UserError(
-            f"{path} has a user-defined network ({recipe.net}); pass it as `net`, or as --net file.py:function."
-        )
+        raise UserError(net_option(path, recipe))
     if net is None:
         net = _build(recipe, facts["input_shape"], facts["classes"])
     checkpoint.load_state(net, tensors, folder.model)

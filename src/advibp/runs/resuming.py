@@ -158,7 +158,7 @@ def restore(folder: RunFolder, training: Training) -> tuple[dict[str, Any], list
         in_stages = facts["steps"] > training.course.main
         ignored = MAY_DIFFER if in_stages else (*MAY_DIFFER, *_STAGE_KEYS)
         _check_same(folder.path, current_keys(facts["recipe"]), training.recipe, ignored=ignored)
-        if facts["data"] != training.feed.fingerprint:
+        if not training.feed.accept(facts["data"]):
             held_out = facts["recipe"].get("validation")
             advice = "" if held_out == len(training.data.validation) else f" (it was loaded with validation={held_out})"
             raise UserError(f"{folder.path} was trained on other images; resume it with the same data{advice}.")

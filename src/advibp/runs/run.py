@@ -8,14 +8,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
+from advibp.data import Data, Split, as_images
+from advibp.data.user_data import Images
 from advibp.display.object_summary import Summarized
+from advibp.errors import UserError
+from advibp.execution.modes import preserve_modes
 from advibp.moved import RenamedKeys
 from advibp.recipe import Recipe
 from advibp.runs.run_plot import plot_history
+from advibp.runs.run_sources import load_run_data
 from advibp.storage.metric_names import OLD_NAMES
-from advibp.verify import CollapseWarning, Predictor
+from advibp.verify import Attack, Certificate, CollapseWarning, Predictor, certify
+from advibp.verify.argument_checks import check_eps
+from advibp.verify.attack_all import Attacks, attack_all
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,6 +38,7 @@ class Run(Summarized):
         summary: contents of summary.json: command, seconds, number of parameters, validation errors, hardware.
         path: the run's folder; None if `train` was called without `out`.
         facts: input_shape and classes of the network, and class_names if they are known.
+        data: the data set of the training; None if the run was opened from its folder.
 
     Examples:
         >>> import torch, advibp
@@ -49,6 +58,7 @@ class Run(Summarized):
     summary: dict[str, Any]
     path: Path | None
     facts: dict[str, Any] = field(default_factory=dict)
+    data: Data | None = None
 
     def __iter__(self) -> Iterator[Any]:
         """Deprecated: `open_run` returned the pair (net, recipe)."""
@@ -78,6 +88,81 @@ class Run(Summarized):
             if isinstance(validation.get(key), int | float):
                 facts[key] = f"{100 * validation[key]:.2f} %"
         return {**facts, "path": None if self.path is None else str(self.path)}
+
+    def certify(self, eps: Any = None, *, data: Any = None, limit: int | None = None, **options: Any) -> Certificate:
+        """Certify the network on the test images of the run.
+
+        The records are kept in the run's folder, where the report reads them, if these images are used.
+
+        Args:
+            eps: one radius or several. Default: the run's eps.
+            data: other images with labels, as in `advibp.certify`. Default: the test images of the run, which are
+                loaded if the run was opened from its folder.
+            limit: use only the first images. Default: all.
+            options: as for `advibp.certify`: by, arithmetic, attack, budget, sample, workers, out, seed.
+
+        Returns:
+            The certificate.
+
+        Raises:
+            UserError: an argument is wrong, or the images of the run are not known.
+
+        Examples:
+            ```python
+            run = advibp.open_run("runs/first")
+            print(run.certify(eps=0.1, limit=100).table())
+            ```
+        """
+        images = self._images(data, limit)
+        if data is None and self.path is not None:
+            options = {"out": self.path / "certify", **options}
+        return certify(self.net, images, self.recipe.eps if eps is None else eps, **options)
+
+    def attack(
+        self,
+        eps: Any = None,
+        *,
+        data: Any = None,
+        limit: int | None = None,
+        attack: Attack | None = None,
+        seed: int = 0,
+    ) -> Attacks:
+        """Attack the test images of the run.
+
+        Args:
+            eps: the radius. Default: the run's eps.
+            data: other images with labels, as in `certify`. Default: the test images of the run.
+            limit: use only the first images. Default: all.
+            attack: the attack. Default: PGD with 200 steps.
+            seed: seed of the random starts.
+
+        Returns:
+            x_adv (N, C, H, W), and which images are misclassified (`wrong`) and broken (`broken`), both (N,).
+
+        Raises:
+            UserError: an argument is wrong, or the images of the run are not known.
+
+        Examples:
+            ```python
+            result = advibp.open_run("runs/first").attack(eps=0.1, limit=100)
+            print(result.broken.float().mean())
+            ```
+        """
+        radius = check_eps(self.recipe.eps if eps is None else eps)
+        images = self._images(data, limit)
+        with preserve_modes(self.net):
+            return attack_all(self.net.eval(), images, radius, attack or Attack(), seed=seed)
+
+    def _images(self, data: Any, limit: int | None) -> Images:
+        """Return the given images, or the test images of the run."""
+        if data is None and self.data is None:
+            if self.path is None:
+                raise UserError("The run has no folder, so its images are not known; give data.")
+            data = load_run_data(self.path, self.recipe)[0]
+        images = as_images(self.data if data is None else data)
+        if limit is None:
+            return images
+        return Split(*images.batch(torch.arange(min(limit, len(images)))))
 
     def predictor(self, **options: Any) -> Predictor:
         """Return an object that classifies images with certificates, prepared for many calls.

@@ -207,7 +207,7 @@ def _finish(
     recipe = training.recipe
     last = {k: history[-1][k] for k in ("epoch", "standard_error", "verified_error")} if history else None
     summary = {
-        "command": how_to_train(recipe, folder.path if folder else None),
+        "command": how_to_train(recipe, folder.path if folder else None) if training.data.origin else None,
         "method": recipe.method,
         "net": recipe.net,
         "data": recipe.data,
@@ -227,7 +227,9 @@ def _finish(
     if folder:
         folder.save_model(training.net.state_dict(), _model_facts(training))
         folder.write_summary(summary)
-    return Run(training.net, recipe, history, summary, folder.path if folder else None, _model_facts(training))
+    return Run(
+        training.net, recipe, history, summary, folder.path if folder else None, _model_facts(training), training.data
+    )
 
 
 def _collapse(training: Training) -> list[str]:

@@ -79,7 +79,7 @@ def initial_note(training: Training, history: list[dict[str, Any]]) -> str:
         return "this run is already finished"
     if history:
         return f"continuing after epoch {history[-1]['epoch']}"
-    if nets.is_known(recipe.net):
+    if nets.is_known(recipe.net) and recipe.init != "given":
         return ""
     if recipe.init == "ibp":
         return "the network is new: its weights were initialized for IBP (to keep its weights: init=given)"

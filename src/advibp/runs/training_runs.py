@@ -29,12 +29,14 @@ from advibp.runs.opening import run_once
 from advibp.runs.resuming import (
     check_same_run,
     continued,
+    recipe_of,
     refuse_fewer_epochs,
     restore,
     should_resume,
     with_stored_split,
 )
 from advibp.runs.run import Run
+from advibp.runs.run_sources import continued_names, named_by_sources, sources_of
 from advibp.runs.runner import Runner
 from advibp.runs.stopping import StopRequest
 from advibp.runs.training_display import Display
@@ -132,10 +134,14 @@ def train(
         recipe = with_stored_split(folder, recipe)
     if not isinstance(data, Data):
         data, recipe = _converted(net, data, recipe)
+    built_here = nets.is_known(recipe.net)
+    renamed = named_by_sources(recipe, net, data, set(options))
     if folder and continues:
-        recipe = continued(folder, recipe, epochs_given=epochs_given)
-    elif recipe.validation == "auto" and len(data.validation):
-        recipe = dataclasses.replace(recipe, validation=len(data.validation))
+        recipe = continued(folder, continued_names(recipe_of(folder), recipe, renamed), epochs_given=epochs_given)
+    else:
+        recipe = renamed
+        if recipe.validation == "auto" and len(data.validation):
+            recipe = dataclasses.replace(recipe, validation=len(data.validation))
     with (
         StopRequest() as stop,
         preserve_global_state(),
@@ -147,7 +153,7 @@ def train(
             check_same_run(folder, recipe)
             locks.enter_context(folder.lock())
         else:
-            recipe = _initialize(net, recipe)
+            recipe = recipe if built_here else _initialize(net, recipe)
         training = Training(net, data, recipe, user_method)
         training.check()
         facts: dict[str, Any] = {}
@@ -158,6 +164,8 @@ def train(
         elif folder:
             folder.create(recipe.to_yaml())
             locks.enter_context(folder.lock())
+        if folder and not folder.sources():
+            folder.write_sources(sources_of(net, data, recipe))
         with show or default_display() as display:
             try:
                 run = Runner(training, folder, display, stop, facts, group).run()
@@ -175,7 +183,7 @@ def _initialize(net: nn.Module, recipe: Recipe) -> Recipe:
     Returns:
         The recipe, with init = given if the weights were kept.
     """
-    if recipe.init != "ibp" or nets.is_known(recipe.net):  # advibp has initialized its own networks
+    if recipe.init != "ibp":
         return recipe
     if recipe.weights or not nets.is_freshly_initialized(net):
         return dataclasses.replace(recipe, init="given")

@@ -1,6 +1,6 @@
 """Low-level access to the files of a run's folder. To read the results of a run, use `advibp.read_run`.
 
-    recipe.yaml  metrics.jsonl  events/  checkpoints/  model.safetensors  stages/  summary.json  certify/
+    recipe.yaml  sources.json  metrics.jsonl  events/  checkpoints/  model.safetensors  stages/  summary.json  certify/
 
 metrics.jsonl is appended to; all other files are written atomically. If the process is killed, no finished work is
 lost. This module stores plain mappings and tensors; the package `runs` interprets them.
@@ -98,6 +98,21 @@ class RunFolder:
     def write_recipe(self, recipe: str) -> None:
         """Write recipe.yaml."""
         checkpoint.write_atomically(self.path / "recipe.yaml", recipe)
+
+    def sources(self) -> dict[str, Any]:
+        """Return sources.json; {} for folders of earlier versions."""
+        file = self.path / "sources.json"
+        try:
+            content = json.loads(file.read_text("utf-8")) if file.exists() else {}
+            if isinstance(content, dict) and all(isinstance(part, dict) for part in content.values()):
+                return content
+        except (OSError, ValueError, RecursionError):
+            pass
+        raise UserError(f"{file} is damaged; restore it, or delete it and pass --data and --net.")
+
+    def write_sources(self, sources: dict[str, Any]) -> None:
+        """Write sources.json: where data and network come from."""
+        checkpoint.write_atomically(self.path / "sources.json", json.dumps(sources, indent=2) + "\n")
 
     # ------------------------------------------------------------------------------------------ checkpoints
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from advibp.data import Data, Lazy, Loader, Split
 from advibp.data.augment import augment
+from advibp.data.lazy import sample_few
 from advibp.execution.seeds import mix
 from advibp.recipe import Recipe
 from advibp.storage import checkpoint
@@ -62,6 +63,17 @@ class Feed:
     def fingerprint(self) -> str:
         """Fingerprint of a sample of the images, to recognize the data set."""
         return checkpoint.fingerprint(self.images.sample())
+
+    def accept(self, fingerprint: str) -> bool:
+        """Return whether these images have a fingerprint, and keep it, because a run has one fingerprint.
+
+        A Dataset has another fingerprint than tensors of the same images. Tensors accept both.
+        """
+        few = isinstance(self.images, Split) and checkpoint.fingerprint(sample_few(self.images))
+        if fingerprint not in (self.fingerprint, few):
+            return False
+        self.fingerprint = fingerprint
+        return True
 
     def order(self, epoch: int) -> Tensor:
         """Return the order of the images in an epoch (counted from 0), as indices (N,)."""
