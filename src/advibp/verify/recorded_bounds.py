@@ -61,16 +61,15 @@ def record(net: nn.Module, shape: Sequence[int], dtype: torch.dtype, device: tor
 
         _margins_of(net, examples[0], rounding)  # raises for weights that a branchless pass does not check
         recording = Rounding(dtype, dtype, branchless=True)
-        program = make_fx(lambda center, radius, y: margins(net, Box._of(center, radius), recording, y))(*examples[0])
-        program = _without_constants(program)
+        graph = make_fx(lambda center, radius, y: margins(net, Box._of(center, radius), recording, y))(*examples[0])
+        program = _compiled(_without_constants(graph))
         for example in examples:
             expected = _margins_of(net, example, rounding)
             if not torch.equal(program(*example).nan_to_num(), expected.nan_to_num()):
                 return None
     except Exception:  # torch has no common error for programs that can't be recorded
         return None
-    forward: Program = program.forward
-    return forward
+    return program
 
 
 def _margins_of(net: nn.Module, example: tuple[Tensor, ...], rounding: Rounding) -> Tensor:
@@ -106,6 +105,44 @@ def _without_constants(program: fx.GraphModule) -> fx.GraphModule:
     graph.eliminate_dead_code(lambda node: node.is_impure() or _is_mutable(node))
     program.recompile()
     return program
+
+
+def _compiled(program: fx.GraphModule) -> Program:
+    """Return a Python function of the operations, in which operations and constants are local variables.
+
+    The code that torch.fx generates looks them up in every call, which takes as long as the smaller operations.
+    """
+    known: dict[str, Any] = {}
+    inputs: list[str] = []
+    lines: list[str] = []
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            inputs.append(node.name)
+        elif node.op == "get_attr":
+            known[node.name] = getattr(program, node.target)
+        elif node.op == "call_function":
+            known[f"run_{node.name}"] = getattr(node.target, "_op", node.target)
+            arguments = [_code(value, known) for value in node.args]
+            arguments += [f"{key}={_code(value, known)}" for key, value in node.kwargs.items()]
+            lines.append(f"{node.name} = run_{node.name}({', '.join(arguments)})")
+        else:
+            lines.append(f"return {_code(node.args[0], known)}")
+    names = ", ".join([*inputs, *(f"{name}={name}" for name in known)])
+    exec("\n    ".join([f"def run({names}):", *lines]), known)
+    run: Program = known["run"]
+    return run
+
+
+def _code(value: Any, known: dict[str, Any]) -> str:
+    """Return the code of an argument. A value that is neither a node nor a list becomes a constant in `known`."""
+    if isinstance(value, fx.Node):
+        return value.name
+    if isinstance(value, list | tuple):
+        items = "".join(f"{_code(item, known)}, " for item in value)
+        return f"[{items}]" if isinstance(value, list) else f"({items})"
+    name = f"value_{len(known)}"
+    known[name] = value
+    return name
 
 
 def _is_mutable(node: fx.Node) -> bool:
