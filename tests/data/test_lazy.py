@@ -396,7 +396,7 @@ def test_classes() -> None:
             "with its own sampler cannot be split",
         ),
         ({"train": Stream(), "classes": 3}, "cannot be read by index"),
-        ({"validation": 23}, "expected 0 to 22"),
+        ({"validation": 23}, "expected auto, or 0 to 22"),
         ({"validation": -1}, "validation is -1"),
         ({"validation": True}, "validation is True"),
         ({"validation": (torch.zeros(2, 1, 3, 3), [0, 1])}, "differ in shape"),
