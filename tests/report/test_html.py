@@ -19,8 +19,8 @@ from advibp.data import load
 from advibp.report.html import page_data, render, to_json, write_page
 from advibp.report.sections import ChartSection, Series, TableSection
 from advibp.report.shown_images import Source
-from advibp.report.statistics import wilson
 from advibp.runs.run_files import RunFiles, read_run
+from advibp.verify.confidence import wilson
 from advibp.verify.records import RecordFile
 from advibp.verify.verifiers import VERIFIERS, Proof, Verifier
 from conftest import Browser
