@@ -7,7 +7,7 @@ import importlib
 from typing import Any
 
 from advibp import attacks, bounds, callbacks, data, moved, nets, objectives, vnncomp, weighting
-from advibp.bounds import Box, Zonotope
+from advibp.bounds import Box, Perturbation, Zonotope
 from advibp.errors import UserError
 from advibp.execution.allocator import keep_freed_memory
 from advibp.methods import METHODS, Method
@@ -39,6 +39,7 @@ __all__ = [
     "Fixed",
     "Method",
     "Moments",
+    "Perturbation",
     "Prediction",
     "Predictor",
     "Recipe",

@@ -256,7 +256,7 @@ def test_missing_idx_file(tmp_path: Path) -> None:
         ({"x_train": np.zeros((20, 5, 4), dtype=np.int64)}, "type int64"),
         ({"x_train": np.zeros((20, 5, 4), dtype=bool)}, "type bool"),
         ({"x_train": np.array(["a"] * 20)}, "shape (20,)"),
-        ({"x_train": np.zeros((20, 5), dtype=np.uint8)}, "shape (20, 5)"),
+        ({"x_train": np.zeros((20, 5), dtype=np.uint8)}, "(5,) for training"),
         ({"x_train": np.zeros((20, 1, 5, 4, 1), dtype=np.uint8)}, "shape (20, 1, 5, 4, 1)"),
         ({"x_train": np.zeros((20, 5, 6, 7), dtype=np.uint8)}, "neither axis 1 nor axis 3"),
         ({"x_train": np.zeros((0, 5, 4), dtype=np.uint8)}, "shape (0, 5, 4)"),

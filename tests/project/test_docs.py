@@ -251,7 +251,12 @@ def network(path: Path, trained: Path) -> None:
     Path("props/test-000000-eps-0.1.vnnlib").rename("p.vnnlib")
 
 
+def cells(path: Path, trained: Path) -> None:
+    shutil.copy(ROOT / "examples" / "breast_cancer.csv", path)
+
+
 GIVEN: dict[str, Callable[[Path, Path], None]] = {
+    "cells.csv": cells,
     "digit.png": digit,
     "digits.npz": digits,
     "photos/": photos,

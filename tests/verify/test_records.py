@@ -110,7 +110,7 @@ EDITS: dict[str, Any] = {
     "verdict": ["Robust!", "", None, 1, ["robust"]],
     "by": ["pgd", None, "clean", "magic", 3],
     "index": [-1, 0.0, "0", None, True],
-    "eps": [0, -0.1, 1.5, "0.1", None, math.nan, math.inf, 10**400, True],
+    "eps": [0, -0.1, 1e39, "0.1", None, math.nan, math.inf, 10**400, True],
     "label": [-1, 1, None],
     "prediction": [-1, 1, "0"],
     "lower_margin": [0.0, -1e-9, math.nan, math.inf, "low"],

@@ -30,9 +30,9 @@ def check_attack(
         raise UserError(f"There is no loss {loss!r}; choose from {', '.join(get_args(LossName))}.")
     if within is not None and not (isinstance(within, tuple | list) and len(within) == 2):
         raise UserError(f"within is {within!r}, but must be (lowest, highest) value of the inputs, or None.")
-    if within is not None and not all(isinstance(end, int | float) for end in within):
-        raise UserError(f"within is {within!r}, but must be two numbers, or None.")
-    if within is not None and not within[0] <= within[1]:
+    if within is not None and not all(isinstance(end, int | float | Tensor) for end in within):
+        raise UserError(f"within is {within!r}, but must be two numbers or tensors, or None.")
+    if within is not None and not bool((torch.as_tensor(within[0]) <= torch.as_tensor(within[1])).all()):
         raise UserError(f"within is {within!r}, but its lowest value must not be above its highest.")
 
 

@@ -1,7 +1,8 @@
 """FGSM and PGD in the l_inf norm.
 
-The feasible set is the l_inf ball of radius eps around x, intersected with the range `within`. eps may be a tensor with
-one radius per element, so a latent box is attacked with `x=box.center, eps=box.radius, within=None`.
+The feasible set is the l_inf ball of radius eps around x, intersected with the range `within`. eps and
+the ends of the range may be tensors with one number per element, so a latent box is attacked with `x=box.center,
+eps=box.radius, within=None`.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ def linf_gradient_steps(
         x_adv, (B, ...).
     """
     check_attack(x, y, eps, steps=steps, rel_stepsize=rel_stepsize, within=within, loss=loss)
+    eps = eps.to(x.dtype) if isinstance(eps, Tensor) else eps
     lower, upper = feasible(x, eps, within)
     now = uniform_start(x, eps, lower, upper) if random_start else x
     for _ in range(steps):

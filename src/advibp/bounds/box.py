@@ -28,6 +28,9 @@ from advibp.errors import UserError
 
 Operand: TypeAlias = Union["Box", Tensor, float]
 
+#: Lowest and highest value of the inputs, numbers or tensors that broadcast to the inputs; None for no limit.
+Range: TypeAlias = tuple[float | Tensor, float | Tensor] | None
+
 
 class LastLayer(NamedTuple):
     """The linear layer z = W x + b that computed a box.
@@ -92,9 +95,7 @@ class Box(Summarized, Domain):
         self._fill(center, radius.expand_as(center), [0])
 
     @classmethod
-    def ball(
-        cls, x: Tensor, eps: float | Tensor, within: tuple[float | Tensor, float | Tensor] | None = (0.0, 1.0)
-    ) -> Box:
+    def ball(cls, x: Tensor, eps: float | Tensor, within: Range = (0.0, 1.0)) -> Box:
         """The box of all points within eps of x in the maximum norm, intersected with a range.
 
         Args:
@@ -113,9 +114,13 @@ class Box(Summarized, Domain):
         _check_size("eps", eps)
         if within is None:
             return cls(center=x, radius=eps)
-        box = _between((x - eps).clamp_(min=within[0]), (x + eps).clamp_(max=within[1]))
+        if is_unit_range(within):
+            box = _between((x - eps).clamp_(min=within[0]), (x + eps).clamp_(max=within[1]))
+        else:  # the inputs may be so large that x - eps rounds to x
+            box = _around(x, eps, within)
         if not bool((box.radius >= 0).all()):  # also for NaN. This waits for the device, once per network call
-            raise UserError(f"x is NaN or lies outside of {within} by more than eps; scale x or set `within`.")
+            shown = "its range" if any(isinstance(end, Tensor) for end in within) else within
+            raise UserError(f"x is NaN or lies outside of {shown} by more than eps; scale x or set `within`.")
         return box
 
     @classmethod
@@ -271,6 +276,27 @@ def _between(lower: Tensor, upper: Tensor) -> Box:
     """Return the box [lower, upper]. Where lower = upper the center is exactly that number."""
     center = torch.lerp(lower, upper, 0.5)
     return Box._of(center, upper - center)
+
+
+def is_unit_range(within: Range) -> bool:
+    """Whether the range is [0, 1], given by two numbers."""
+    return within is not None and not any(isinstance(end, Tensor) for end in within) and tuple(within) == (0.0, 1.0)
+
+
+def _around(x: Tensor, eps: float | Tensor, within: tuple[float | Tensor, float | Tensor]) -> Box:
+    """Return a box that contains the ball around x, clipped to a range, also if x is much larger than eps.
+
+    The center is rounded to the dtype of x. The radius is computed from the rounded center and rounded up.
+    """
+    wide, radius = x.double(), eps.double() if isinstance(eps, Tensor) else eps
+    low, high = (end.double() if isinstance(end, Tensor) else end for end in within)
+    lower, upper = (wide - radius).clamp(min=low), (wide + radius).clamp(max=high)
+    center = torch.lerp(lower, upper, 0.5).to(x.dtype)
+    exact = torch.maximum(upper - center, center - lower)
+    width = exact.to(x.dtype)
+    up = width.detach().nextafter(torch.full_like(width, math.inf)) - width.detach()
+    width = torch.where((lower <= upper) & (width.double() < exact), width + up, width)
+    return Box._of(center, torch.where(lower <= upper, width, -1.0))
 
 
 def margin_radius(weight: Tensor, radius: Tensor, y: Tensor) -> Tensor:

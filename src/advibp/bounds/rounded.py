@@ -14,14 +14,12 @@ import math
 import torch
 from torch import Tensor
 
-from advibp.bounds.box import Box, margin_radius
+from advibp.bounds.box import Box, Range, margin_radius
 from advibp.bounds.domain import Domain, Rules, without_autocast
 from advibp.bounds.rounding import ROOM, Rounding, size
 from advibp.bounds.rules.rounding_errors import product
 from advibp.bounds.zonotope import ReluBounds, Zonotope
 from advibp.errors import UserError
-
-Within = tuple[float | Tensor, float | Tensor] | None
 
 
 class Rounded(Domain):
@@ -55,7 +53,7 @@ class Rounded(Domain):
 
     @classmethod
     def ball(
-        cls, x: Tensor, eps: float | Tensor, within: Within = (0.0, 1.0), *, arithmetic: torch.dtype | None = None
+        cls, x: Tensor, eps: float | Tensor, within: Range = (0.0, 1.0), *, arithmetic: torch.dtype | None = None
     ) -> Rounded:
         """The set of all points within eps of x in the maximum norm, intersected with a range.
 
@@ -201,14 +199,17 @@ class Rounded(Domain):
 RULES = Rounded.rules = Rules(Rounded)
 
 
-def ball_ends(x: Tensor, eps: float | Tensor, within: Within) -> tuple[Tensor, Tensor]:
+def ball_ends(x: Tensor, eps: float | Tensor, within: Range) -> tuple[Tensor, Tensor]:
     """Return float64 bounds (B, ...) of a box that contains the ball of real numbers around x, within a range."""
     Box.ball(x, eps, within)  # checks the arguments
     wide = x.double()
     radius = eps.double() if isinstance(eps, Tensor) else eps
     infinite = torch.full_like(wide, math.inf)
     lower, upper = (wide - radius).nextafter(-infinite), (wide + radius).nextafter(infinite)
-    return (lower, upper) if within is None else (lower.clamp(min=within[0]), upper.clamp(max=within[1]))
+    if within is None:
+        return lower, upper
+    low, high = (end.double() if isinstance(end, Tensor) else end for end in within)
+    return lower.clamp(min=low), upper.clamp(max=high)
 
 
 def summed(value: Rounded) -> Zonotope:

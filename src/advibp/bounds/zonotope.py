@@ -25,7 +25,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from advibp.bounds.box import Box
+from advibp.bounds.box import Box, Range
 from advibp.bounds.domain import Domain, Rules
 from advibp.bounds.labels import checked_labels
 from advibp.display.object_summary import Summarized
@@ -90,7 +90,7 @@ class Zonotope(Summarized, Domain):
         cls,
         x: Tensor,
         eps: float | Tensor,
-        within: tuple[float | Tensor, float | Tensor] | None = (0.0, 1.0),
+        within: Range = (0.0, 1.0),
         *,
         max_symbols: int | None = None,
         relu_bounds: ReluBounds | None = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -13,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
+from advibp.bounds import Perturbation
 from advibp.cli.console import (
     DATA_ROOT,
     NOTES,
@@ -173,11 +175,11 @@ def run_certify(args: argparse.Namespace) -> int:
         raise UserError("There is nothing to certify; give the folder of a run, or --onnx NET --vnnlib PROPERTY.")
     refuse_ignored(args, ("timeout", "result"), "without --onnx and --vnnlib")
     attack = _attack(args)
-    net, recipe, test = _open(args)
-    eps, out = _radii(args.eps, recipe), Path(args.run) / _folder_name(args)
+    net, recipe, test, around = _open(args)
+    eps, out = _radii(args.eps, recipe, around), Path(args.run) / _folder_name(args)
     if args.radius:
         refuse_ignored(args, ("eps", "sample", "budget", "workers"), "with --radius, which tries every eps")
-        _print_radii(net, test, attack, out, args)
+        _print_radii(net, test, attack, out, args, around)
         return 0
     with Counting("certifying", progress_console()) as counting:
         certificate = certify(
@@ -194,6 +196,7 @@ def run_certify(args: argparse.Namespace) -> int:
             command=args.typed,
             seed=args.seed,
             progress=counting.progress,
+            perturbation=around,
         )
     if args.json:
         print_json(_certificate_facts(certificate, args, out))
@@ -225,13 +228,13 @@ def _folder_name(args: argparse.Namespace) -> str:
 
 def run_attack(args: argparse.Namespace) -> None:
     """Attack all test images of a run and save the adversarial examples."""
-    net, recipe, test = _open(args)
+    net, recipe, test, around = _open(args)
     attack = _attack(args)
     rows: list[dict[str, Any]] = []
     table = Table("eps", "images", "standard error", "attack error", title=escape(f"{args.run}: {attack}"))
-    for eps in _radii(args.eps, recipe):
+    for eps in _radii(args.eps, recipe, around):
         with Counting("attacking", progress_console()) as counting:
-            result = attack_all(net, test, eps, attack, seed=args.seed, progress=counting.progress)
+            result = attack_all(net, test, eps, attack, seed=args.seed, progress=counting.progress, perturbation=around)
         file = Path(args.run) / "attack" / f"eps-{eps:g}.safetensors"
         file.parent.mkdir(exist_ok=True)
         tensors = {"x_adv": result.x_adv, "broken": result.broken}
@@ -278,7 +281,9 @@ def _attack(args: argparse.Namespace) -> Attack:
     )
 
 
-def _print_radii(net: nn.Module, test: Test, attack: Attack, out: Path, args: argparse.Namespace) -> None:
+def _print_radii(
+    net: nn.Module, test: Test, attack: Attack, out: Path, args: argparse.Namespace, around: Perturbation
+) -> None:
     """Measure radii, print certified accuracy over eps, and write a line per image to radii.jsonl."""
     with Counting("bisecting", progress_console()) as counting:
         records = radii(
@@ -290,10 +295,12 @@ def _print_radii(net: nn.Module, test: Test, attack: Attack, out: Path, args: ar
             out=out,
             seed=args.seed,
             progress=counting.progress,
+            perturbation=around,
         )
     title = f"{args.run}: {attack}, proofs in {arithmetic_of(net, args.arithmetic)} arithmetic"
     table = Table("eps", "certified accuracy", "accuracy under attack", title=escape(title))
-    points = curve(records, [k / 20 for k in range(1, 11)])
+    most = records[0].most  # 1 for images
+    points = curve(records, [most * k / 20 for k in range(1, 11)])
     for eps, proved, unbroken in points:
         table.add_row(format_eps(eps), f"{100 * proved:.2f} %", f"{100 * unbroken:.2f} %")
     half = median(r.proved for r in records)
@@ -304,8 +311,8 @@ def _print_radii(net: nn.Module, test: Test, attack: Attack, out: Path, args: ar
     OUT.print(f"half of the images are proved up to eps {half:.4f}; all radii: {out / 'radii.jsonl'}", soft_wrap=True)
 
 
-def _open(args: argparse.Namespace) -> tuple[nn.Module, Recipe, Test]:
-    """Open the network, the recipe and the test images of a run."""
+def _open(args: argparse.Namespace) -> tuple[nn.Module, Recipe, Test, Perturbation]:
+    """Open the network, the recipe, the test inputs and the set of allowed changes of a run."""
     net, recipe, facts = open_with_facts(args.run, own_net(args), args.stage)
     data, args.own_data = load_run_data(args.run, recipe, args.data, args.data_root)
     if list(data.input_shape) != facts["input_shape"] or data.classes > facts["classes"]:
@@ -317,12 +324,12 @@ def _open(args: argparse.Namespace) -> tuple[nn.Module, Recipe, Test]:
     if args.threads:
         torch.set_num_threads(args.threads)
     test = data.test.take(args.limit) if args.limit else data.test
-    return net.to(args.device), recipe, test
+    return net.to(args.device), recipe, test, recipe.perturbation(data)
 
 
-def _radii(options: list[float] | None, recipe: Recipe) -> list[float]:
+def _radii(options: list[float] | None, recipe: Recipe, around: Perturbation) -> list[float]:
     """The radii of --eps, or the run's eps."""
-    return [check_eps(eps) for eps in options or [recipe.eps]]
+    return [check_eps(eps, 1.0 if around.is_pixels else math.inf) for eps in options or [recipe.eps]]
 
 
 def _table(certificate: Certificate, title: str) -> Table:

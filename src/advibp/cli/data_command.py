@@ -30,7 +30,7 @@ def data_options(data_parser: argparse.ArgumentParser) -> None:
         ("data", "list all data sets, and whether they are downloaded"),
         ("data fetch cifar10", "download a data set; an interrupted download is continued"),
         ("data check cifar10", "compare all files with their checksums"),
-        ("data pictures/", "describe your own folder of images or .npz file"),
+        ("data pictures/", "describe your own folder of images, .npz or .csv file"),
     )
     output_options(data_parser)
     data_parser.add_argument(
@@ -38,6 +38,7 @@ def data_options(data_parser: argparse.ArgumentParser) -> None:
     )
     data_parser.add_argument("--data-root", metavar="DIR", help=DATA_ROOT)
     data_parser.add_argument("--size", type=count, metavar="PIXELS", help="resize images of a folder to this size")
+    data_parser.add_argument("--label", metavar="COLUMN", help="label column of a table (.csv); default: the last")
     data_parser.set_defaults(command=run_data)
 
 
@@ -114,23 +115,52 @@ def _check_data(name: str, root: str | None, as_json: bool) -> None:
 
 
 def _describe_data(source: str, args: argparse.Namespace) -> None:
-    data = datasets.load(source, validation=0, root=args.data_root, size=args.size, fetch=False)
+    data = datasets.load(source, validation=0, root=args.data_root, size=args.size, label=args.label, fetch=False)
+    counts = [torch.bincount(split.sample()["y"], minlength=data.classes).tolist() for split in (data.train, data.test)]
+    if args.json:
+        facts = {"name": data.name, "train": len(data.train), "test": len(data.test), "shape": data.input_shape}
+        facts |= {"classes": data.classes, "class_names": data.class_names, "mean": data.mean, "std": data.std}
+        facts |= {"feature_names": data.feature_names} if data.feature_names else {}
+        print_json({**facts, "train_per_class": counts[0], "test_per_class": counts[1]})
+        return
+    if data.feature_names:
+        _describe_features(data)
+        _describe_classes(data, counts, "rows")
+        return
     mean, std = (", ".join(f"{value:.3f}" for value in values) for values in (data.mean, data.std))
     description = (
         f"{data.name}: {len(data.train):,} training images, {len(data.test):,} test images, "
         f"{'x'.join(map(str, data.input_shape))}, {data.classes} classes; mean {mean}, standard deviation {std}"
     )
     OUT.print(description, markup=False, soft_wrap=True)
-    counts = [torch.bincount(split.sample()["y"], minlength=data.classes).tolist() for split in (data.train, data.test)]
-    if args.json:
-        facts = {"name": data.name, "train": len(data.train), "test": len(data.test), "shape": data.input_shape}
-        facts |= {"classes": data.classes, "class_names": data.class_names, "mean": data.mean, "std": data.std}
-        print_json({**facts, "train_per_class": counts[0], "test_per_class": counts[1]})
-        return
+    _describe_classes(data, counts, "images")
+
+
+def _describe_features(data: datasets.Data) -> None:
+    """Print a row for each column of a table: mean, standard deviation, smallest and largest value."""
+    assert data.feature_names is not None
+    x = data.train.pixels()
+    OUT.print(
+        f"{data.name}: {len(data.train):,} training rows, {len(data.test):,} test rows, {len(data.feature_names)} "
+        f"features, {data.classes} classes",
+        markup=False,
+        soft_wrap=True,
+    )
+    table = Table("feature", "mean", "standard deviation", "smallest", "largest")
+    columns = (data.feature_names, data.mean, data.std, x.amin(0).tolist(), x.amax(0).tolist())
+    for name, *numbers in zip(*columns, strict=True):
+        table.add_row(escape(name), *(f"{number:.4g}" for number in numbers))
+    OUT.print(table)
+
+
+def _describe_classes(data: datasets.Data, counts: list[list[int]], what: str) -> None:
+    """Print the number of training and test inputs of each class."""
     names = [f"{label}" for label in range(data.classes)]
     if data.class_names:
-        names = [f"{label} {name}" for label, name in zip(names, data.class_names, strict=True)]
-    table = Table("class", "training images", "test images")
+        names = [
+            name if name == number else f"{number} {name}" for number, name in zip(names, data.class_names, strict=True)
+        ]
+    table = Table("class", f"training {what}", f"test {what}")
     for name, train, test in zip(names, *counts, strict=True):
         table.add_row(escape(name), f"{train:,}", f"{test:,}")
     OUT.print(table)

@@ -6,6 +6,7 @@ import argparse
 import csv
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from rich.markup import escape
 from torch import nn
 
+from advibp.bounds import Perturbation
 from advibp.cli.console import (
     DATA_ROOT,
     NOTES,
@@ -95,10 +97,14 @@ def run_export(args: argparse.Namespace) -> None:
 
 def _metadata(args: argparse.Namespace, net: nn.Module, recipe: Recipe, facts: dict[str, Any]) -> dict[str, Any]:
     """Return what a program needs to use the network: classes, eps, range of the inputs, arithmetic."""
+    around = Perturbation(**facts.get("perturbation", {}))
+    content = around.as_dict()
     return {
         "class_names": facts.get("class_names") or [str(k) for k in range(facts["classes"])],
-        "eps": check_eps(recipe.eps if args.eps is None else args.eps),
-        "input_range": [0.0, 1.0],
+        "eps": check_eps(recipe.eps if args.eps is None else args.eps, 1.0 if around.is_pixels else math.inf),
+        "input_range": [content.get("low", 0.0), content.get("high", 1.0)],
+        **({"eps_scale": content["scale"]} if "scale" in content else {}),
+        **({"feature_names": facts["feature_names"]} if "feature_names" in facts else {}),
         "arithmetic": arithmetic_of(net),
         "weights": weights_fingerprint(net),
         "version": __version__,
@@ -107,8 +113,9 @@ def _metadata(args: argparse.Namespace, net: nn.Module, recipe: Recipe, facts: d
 
 def _write_properties(args: argparse.Namespace, recipe: Recipe, classes: int) -> dict[str, Any]:
     """Write one file per image: the property that another class's output is at least the label's."""
-    folder, eps = Path(args.vnnlib), check_eps(recipe.eps if args.eps is None else args.eps)
-    test = load_run_data(args.run, recipe, args.data, args.data_root)[0].test.take(args.limit)
+    data = load_run_data(args.run, recipe, args.data, args.data_root)[0]
+    folder, test, around = Path(args.vnnlib), data.test.take(args.limit), recipe.perturbation(data)
+    eps = check_eps(recipe.eps if args.eps is None else args.eps, 1.0 if around.is_pixels else math.inf)
     if not len(test):
         raise UserError(f"{recipe.data} has no test images, so there are no properties; leave --vnnlib out.")
     folder.mkdir(parents=True, exist_ok=True)
@@ -117,7 +124,8 @@ def _write_properties(args: argparse.Namespace, recipe: Recipe, classes: int) ->
     with Counting("writing", progress_console()) as counting:
         for i in range(len(test)):
             x, y = test.batch(torch.tensor([i]))
-            lower, upper = (x - eps).clamp(min=0), (x + eps).clamp(max=1)
+            # Inputs that are not pixels may be much larger than eps.
+            lower, upper = around.ends(x if around.is_pixels else x.double(), eps)
             file = folder / f"test-{i:06d}-eps-{eps:g}.vnnlib"
             comment = f"test image {i} of {recipe.data}, label {int(y)}, eps {eps!r}"
             write_vnnlib(file, lower.double().flatten(), upper.double().flatten(), int(y), classes, comment)

@@ -12,6 +12,7 @@ import torch
 from rich.markup import escape
 from torch import Tensor
 
+from advibp.bounds import Perturbation
 from advibp.cli.certify_command import arithmetic_option
 from advibp.cli.console import DATA_ROOT, OUT, STAGE, USER_NET, fraction, print_warnings, stage_of
 from advibp.cli.named_inputs import Test, own_net
@@ -59,6 +60,7 @@ def run_predict(args: argparse.Namespace) -> None:
     net, recipe, facts = open_with_facts(args.run, own_net(args), args.stage)
     from_test = any(name.startswith("test:") for name in args.image)
     data = load_run_data(args.run, recipe, args.data, args.data_root)[0] if from_test else None
+    around = Perturbation(**facts.get("perturbation", {}))
     predictor = Predictor(
         net,
         eps=args.eps,
@@ -67,7 +69,10 @@ def run_predict(args: argparse.Namespace) -> None:
         arithmetic=args.arithmetic,
         class_names=facts.get("class_names") or (data.class_names if data else None),
         input_shape=facts["input_shape"],
+        perturbation=around,
+        most=None if around.widest() < math.inf else 10 * recipe.eps,
     )
+    per = " per pixel" if around.is_pixels else "" if around.scale is None else " times the scale of each feature"
     warnings = stored_warnings(RunFolder(Path(args.run)).summary())
     print_warnings(warnings, Terminal(stderr=True, highlight=False) if args.json else OUT)
     for name in args.image:
@@ -78,11 +83,11 @@ def run_predict(args: argparse.Namespace) -> None:
             print(json.dumps({"image": name, "label": label, **prediction.as_dict()}))
             sys.stdout.flush()
         else:
-            OUT.print(_line(name, label, prediction), soft_wrap=True)
+            OUT.print(_line(name, label, prediction, per), soft_wrap=True)
 
 
-def _line(name: str, label: int | None, prediction: Prediction) -> str:
-    """Return the line about one image, as markup."""
+def _line(name: str, label: int | None, prediction: Prediction, per: str) -> str:
+    """Return the line about one input, as markup. `per`: what may change by eps."""
     shown = str(prediction.index)
     if prediction.name != shown:
         shown += f" ({prediction.name})"
@@ -90,11 +95,11 @@ def _line(name: str, label: int | None, prediction: Prediction) -> str:
     parts = [f"{escape(name)}: class [bold]{escape(shown)}[/]{truth}", f"softmax {100 * prediction.score:.1f} %"]
     if prediction.certified is not None and prediction.eps is not None:
         holds = "proved" if prediction.certified else "[bold yellow]abstains[/]: not proved"
-        parts.append(f"{holds} for every change of up to eps {format_eps(prediction.eps)} per pixel")
+        parts.append(f"{holds} for every change of up to eps {format_eps(prediction.eps)}{per}")
     if prediction.radius is not None:
         # Rounded down, because only smaller radii are proved.
         eps = math.floor(1e4 * prediction.radius) / 1e4
-        proof = f"proved for every change of up to eps {eps:.4f} per pixel"
+        proof = f"proved for every change of up to eps {eps:.4f}{per}"
         if prediction.certified is not None:
             proof = f"largest proved eps {eps:.4f}"
         parts.append(proof if eps > 0 else "not proved at any eps of 0.0001 or more")

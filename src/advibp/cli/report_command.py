@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import webbrowser
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,12 +14,14 @@ from torch import Tensor, nn
 
 from advibp import data as datasets
 from advibp import nets
+from advibp.bounds import Perturbation
 from advibp.cli.console import NOTES, OUT, print_json
 from advibp.cli.named_inputs import Test
 from advibp.cli.parser import examples, output_options
 from advibp.data.fetch.known_sets import ROWS
 from advibp.errors import UserError
 from advibp.execution.own_copy import run_on_copy
+from advibp.recipe.input_set import perturbation_of
 from advibp.report.html import write_page
 from advibp.report.naming import names_of
 from advibp.report.shown_images import Count, Missing, Source
@@ -98,21 +101,23 @@ def images_of(run: RunFiles, root: str | None = None) -> Source | Missing:
         return Missing("", known)
     run_root = str(recipe["data_root"]) if recipe.get("data_root") else None
     size = recipe.get("size") if isinstance(recipe.get("size"), int) else None
+    label = str(recipe["label"]) if recipe.get("label") else None
     try:
-        data = _load(data_source(run.path, recipe_of(RunFolder(run.path))), root or run_root, size)
+        data = _load(data_source(run.path, recipe_of(RunFolder(run.path))), root or run_root, size, label)
+        around = perturbation_of(data, recipe.get("eps_scale"), recipe.get("input_range", "auto"))
     except UserError as error:
         return Missing(str(error), known)
-    source = Source(data.test, data.class_names or ())
+    source = Source(data.test, data.class_names or (), feature_names=data.feature_names or (), perturbation=around)
     net = _network(run)
-    return (
-        source if net is None else Source(data.test, source.class_names, _predictor(net), _fingerprint(net, data.test))
-    )
+    if net is None:
+        return source
+    return replace(source, predict=_predictor(net), model=_fingerprint(net, data.test, around))
 
 
 @lru_cache(maxsize=2)
-def _load(name: str, root: str | None, size: int | None) -> datasets.Data:
+def _load(name: str, root: str | None, size: int | None, label: str | None) -> datasets.Data:
     """The data of a run. Runs of the same data share them."""
-    return datasets.load(name, validation=0, root=root, size=size, fetch=False)
+    return datasets.load(name, validation=0, root=root, size=size, label=label, fetch=False)
 
 
 def _network(run: RunFiles) -> nn.Module | None:
@@ -125,10 +130,10 @@ def _network(run: RunFiles) -> nn.Module | None:
         return None
 
 
-def _fingerprint(net: nn.Module, test: Test) -> str:
+def _fingerprint(net: nn.Module, test: Test, around: Perturbation) -> str:
     """Fingerprint of the network; "" if it can't be computed."""
     try:
-        return check_inputs(net, test)
+        return check_inputs(net, test, around)
     except (UserError, RuntimeError):  # the data do not fit the network
         return ""
 

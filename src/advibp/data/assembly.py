@@ -1,8 +1,9 @@
-"""Construction of `Data` from arrays, and the checks of images and labels."""
+"""Construction of `Data` from arrays, and the checks of inputs and labels."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from advibp.bounds import Perturbation
+from advibp.bounds.box import Range, is_unit_range
+from advibp.data.features import PIXELS
+from advibp.data.features import input_range as parse_range
 from advibp.data.sets import Data, Split
 from advibp.errors import UserError
 from advibp.execution.keywords import known_keywords
 
 PARTS = ("x_train", "y_train", "x_test", "y_test")
 MAX_CLASSES = 100_000
+#: Default number of validation images, if there are twice as many training images.
+VALIDATION = 1000
 
 _SPLIT_SEED = 2021  # independent of the seed of a run, so that all runs have the same validation set
 
@@ -33,22 +40,33 @@ def from_tensors(
     classes: int | None = None,
     validation: int | str = "auto",
     limit: int | None = None,
+    images: bool | None = None,
+    input_range: Any = "auto",
+    feature_names: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
 ) -> Data:
     """Create a data set from tensors or arrays in memory, which are copied.
 
     Args:
-        x_train: Training images of shape (N, C, H, W) or (N, H, W), uint8 or floating point in [0, 1].
+        x_train: Training inputs: images of shape (N, C, H, W) or (N, H, W), uint8 or floating point in [0, 1]; or the
+            rows of a table, (N, F), numbers of any type and size.
         y_train: Training labels of shape (N,), integers from 0.
-        x_test: Test images, shaped as ``x_train``.
+        x_test: Test inputs, shaped as ``x_train``.
         y_test: Test labels, shaped as ``y_train``.
         name: Name of the data set.
-        classes: Number of classes. Default: the largest label + 1.
-        validation: Number of training images that become the validation set. They are the same in every call.
-            "auto": 1000, or a tenth of fewer than 10,000 images.
-        limit: Number of the remaining training images to keep. Default: all.
+        classes: Number of classes. Default: the largest label + 1, or the number of ``class_names``.
+        validation: Number of training inputs that become the validation set. They are the same in every call.
+            "auto": 1000, or a tenth of fewer than 10,000 inputs.
+        limit: Number of the remaining training inputs to keep. Default: all.
+        images: Whether the inputs are images. False keeps inputs of any shape (N, ...) as they are, for example signals
+            (N, C, L). Default: False for tables (N, F), True otherwise.
+        input_range: Range of valid inputs: (lowest, highest), numbers or one number per feature; a mapping from names
+            of features to such pairs; or None for no limit. Default: (0, 1) for images, otherwise None.
+        feature_names: Names of the columns of a table. Default: x0, x1, ...
+        class_names: Names of the classes in the order of their labels. Default: not known.
 
     Returns:
-        The data set. Images are float32 in [0, 1] of shape (N, C, H, W), labels are int64 of shape (N,).
+        The data set. Inputs are float32, images in [0, 1] of shape (N, C, H, W), and labels are int64 of shape (N,).
 
     Raises:
         UserError: If shapes, types, pixels or labels are invalid, or an option is out of range.
@@ -63,7 +81,18 @@ def from_tensors(
     """
     values = dict(zip(PARTS, (x_train, y_train, x_test, y_test), strict=True))
     arrays = {part: as_array(part, value, name) for part, value in values.items()}
-    return assemble(arrays, name, name, validation, limit, classes)
+    return assemble(
+        arrays,
+        name,
+        name,
+        validation,
+        limit,
+        classes,
+        None if class_names is None else tuple(map(str, class_names)),
+        images=images,
+        input_range=input_range,
+        feature_names=feature_names,
+    )
 
 
 def as_array(part: str, values: Tensor | npt.ArrayLike, name: str) -> Array:
@@ -86,6 +115,10 @@ def assemble(
     limit: int | None,
     classes: int | None = None,
     class_names: tuple[str, ...] | None = None,
+    *,
+    images: bool | None = None,
+    input_range: Any = "auto",
+    feature_names: Sequence[str] | None = None,
 ) -> Data:
     """Check the four arrays and split off the validation set.
 
@@ -95,28 +128,93 @@ def assemble(
         origin: Named in errors, for example a path.
         validation: Number of validation images, or "auto".
         limit: Number of the remaining training images to keep. Default: all.
-        classes: Number of classes. Default: the largest label + 1.
+        classes: Number of classes. Default: the largest label + 1, or the number of ``class_names``.
         class_names: Names of the classes in the order of their labels.
+
+    The other arguments are those of `from_tensors`.
     """
     x_train, y_train, x_test, y_test = (arrays[part] for part in PARTS)
-    check_images(x_train, "x_train", origin)
-    check_images(x_test, "x_test", origin)
+    are_images = x_train.ndim != 2 if images is None else images
+    check = check_images if are_images else check_features
+    check(x_train, "x_train", origin)
+    check(x_test, "x_test", origin)
     if x_train.shape[1:] != x_test.shape[1:]:
         raise UserError(
             f"Images of {origin} differ in shape: {x_train.shape[1:]} for training, {x_test.shape[1:]} for testing."
         )
     check_labels(y_train, len(x_train), "y_train", origin)
     check_labels(y_test, len(x_test), "y_test", origin)
+    if classes is None and class_names:
+        classes = len(class_names)
     classes = count_classes(int(max(y_train.max(), y_test.max())) + 1, classes, origin)
+    if class_names is not None and len(class_names) != classes:
+        raise UserError(
+            f"There are {len(class_names)} class names for the {classes} classes of {origin}; give {classes}."
+        )
+    names = None if are_images else _feature_names(feature_names, x_train.shape[1:], origin)
+    within = range_of_inputs(input_range, are_images, names, x_train.shape[1:])
     held_out, kept = hold_out(len(x_train), validation, limit, origin)
+
+    def split(x: Array, y: Array, part: str) -> Split:
+        made = replace(split_of(x, y, are_images), input_range=within, feature_names=names)
+        check_range(made, f"{part} of {origin}")
+        return made
+
     return Data(
         name=name,
-        train=split_of(x_train[kept], y_train[kept]),
-        validation=split_of(x_train[held_out], y_train[held_out]),
-        test=split_of(x_test, y_test),
+        train=split(x_train[kept], y_train[kept], "x_train"),
+        validation=split(x_train[held_out], y_train[held_out], "x_train"),
+        test=split(x_test, y_test, "x_test"),
         classes=classes,
         class_names=class_names,
     )
+
+
+def range_of_inputs(value: Any, are_images: bool, names: Sequence[str] | None, shape: Sequence[int]) -> Range:
+    """Return the range of valid inputs; "auto" stands for [0, 1] for images, and for no limit otherwise."""
+    if isinstance(value, str) and value == "auto":
+        return PIXELS if are_images else None
+    within = parse_range(value, names)
+    if are_images and not is_unit_range(within):
+        raise UserError("Images are in [0, 1]; leave input_range out, or give images=False to keep the values.")
+    Perturbation(*(within or (None, None))).check_shape(shape)
+    return within
+
+
+def check_range(split: Split, where: str) -> None:
+    """Raise an error unless all inputs are in their range."""
+    if split.input_range is None or is_unit_range(split.input_range):  # pixels are checked before they are converted
+        return
+    low, high = split.input_range
+    outside = ~((split.x >= low) & (split.x <= high))
+    if bool(outside.any()):
+        row, *at = outside.nonzero()[0].tolist()
+        name = split.feature_names[at[0]] if split.feature_names and len(at) == 1 else f"element {tuple(at)}"
+        value = float(split.x[row][tuple(at)])
+        raise UserError(f"{where} has {value:g} in {name} of row {row}, outside of input_range; correct one of them.")
+
+
+def _feature_names(names: Sequence[str] | None, shape: Sequence[int], origin: str) -> tuple[str, ...] | None:
+    if len(shape) != 1:
+        if names is not None:
+            raise UserError(f"feature_names are for tables (N, F), and {origin} has inputs of shape {tuple(shape)}.")
+        return None
+    if names is None:
+        return tuple(f"x{k}" for k in range(shape[0]))
+    if len(names) != shape[0] or len({*map(str, names)}) != len(names):
+        raise UserError(f"There are {len({*map(str, names)})} feature names for the {shape[0]} features of {origin}.")
+    return tuple(map(str, names))
+
+
+def check_features(x: Array, part: str, origin: str) -> None:
+    """Raise an error unless ``x`` has shape (N, ...) and finite numbers that float32 can represent."""
+    where = f"{part} of {origin}"
+    if x.ndim < 2 or 0 in x.shape:
+        raise UserError(f"{where} has shape {x.shape}; expected inputs as (N, F) or (N, ...), with no size 0.")
+    if x.dtype.kind not in "fiub":
+        raise UserError(f"{where} is of type {x.dtype}; expected numbers.")
+    if not np.isfinite(x.astype(np.float32)).all():
+        raise UserError(f"{where} contains NaN, infinite or very large values; every value must be a finite float32.")
 
 
 def validation_size(validation: int | str, total: int) -> int | str:
@@ -184,8 +282,11 @@ def count_classes(minimum: int, classes: int | None, origin: str) -> int:
     return classes
 
 
-def split_of(x: Array, y: Array) -> Split:
-    """Convert images and labels to tensors in new, contiguous memory, which is not shared with the caller."""
+def split_of(x: Array, y: Array, images: bool = True) -> Split:
+    """Convert inputs and labels to tensors in new, contiguous memory, which is not shared with the caller."""
+    if not images:
+        values = torch.from_numpy(np.ascontiguousarray(x.astype(np.float32)))
+        return Split(values, torch.from_numpy(y.astype(np.int64)), input_range=None)
     if x.ndim == 3:
         x = x[:, None]
     scaled = np.divide(x, np.float32(255), dtype=np.float32) if x.dtype == np.uint8 else x.astype(np.float32)

@@ -10,25 +10,39 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from advibp.bounds.box import Range, is_unit_range
 from advibp.data.assembly import MAX_CLASSES
+from advibp.data.features import PIXELS
 from advibp.errors import UserError
 
-Shape = tuple[int, int, int]
+Shape = tuple[int, ...]
 Name = Callable[[int], str]  # names the k-th image of a batch in an error
 
 _NORMALIZE = "let the network subtract its mean and divide by its std (nets.build(..., mean=..., std=...))"
 
 
 def image(value: Any, where: str) -> Tensor:
-    """Convert a tensor, array or PIL image to float32 (C, H, W). uint8 is divided by 255; the range is not checked."""
+    """Convert a tensor, array or PIL image to float32 (C, H, W). uint8 is divided by 255; the range is not checked.
+
+    A tensor or array of one dimension is the row of a table, (F,), and keeps its values.
+    """
     x = _tensor(value, where)
+    if x.dim() == 1 and x.numel():
+        return features(x, where)
     if x.dim() == 2:
         x = x[None]
     if x.dim() != 3 or 0 in x.shape:
-        raise UserError(f"{where} has an image of shape {tuple(x.shape)}; expected (C, H, W) or (H, W).")
+        raise UserError(f"{where} has an image of shape {tuple(x.shape)}; expected (C, H, W), (H, W) or (F,).")
     if isinstance(value, np.ndarray) and x.shape[0] not in (1, 3, 4) and x.shape[2] in (1, 3, 4):
         raise UserError(f"{where} has an image of shape {tuple(x.shape)}, channels last; expected (C, H, W).")
     return scaled(x, where)
+
+
+def features(x: Tensor, where: str) -> Tensor:
+    """Convert the rows of a table to float32."""
+    if x.is_complex() or x.dtype == torch.bool:
+        raise UserError(f"{where} has values of type {x.dtype}; expected numbers.")
+    return x.detach().float()
 
 
 def scaled(x: Tensor, where: str) -> Tensor:
@@ -84,25 +98,33 @@ def check_shape(x: Tensor, shape: Shape, where: str) -> None:
         )
 
 
-def check_batch(x: Tensor, y: Tensor, shape: Shape | None, classes: int | None, name: Name) -> None:
+def check_batch(
+    x: Tensor, y: Tensor, shape: Shape | None, classes: int | None, name: Name, within: Range | str = "auto"
+) -> None:
     """Check a batch.
 
     Args:
-        x: Images of shape (B, C, H, W). Pixels must be in [0, 1].
+        x: Inputs of shape (B, ...), in their range.
         y: Labels of shape (B,). They must be less than ``classes``.
         shape: Expected (C, H, W). If None, it is not checked.
         classes: Number of classes. Default: `MAX_CLASSES`.
         name: Names an image in an error.
+        within: Range of valid inputs; "auto": [0, 1] for images, no limit for tables.
     """
     if shape is not None:
         check_shape(x[0], shape, name(0))
-    valid = ((x >= 0) & (x <= 1)).flatten(1).all(dim=1)  # NaN compares false
+    if isinstance(within, str):
+        within = PIXELS if x.dim() > 2 else None
+    low, high = within or (-torch.inf, torch.inf)
+    valid = ((x >= low) & (x <= high) & x.isfinite()).flatten(1).all(dim=1)  # NaN compares false
     if not valid.all():
         k = int(valid.int().argmin())
+        if not is_unit_range(within):
+            raise UserError(f"{name(k)} has NaN, infinite values or values outside of input_range; correct them.")
         if not x[k].isfinite().all():
             raise UserError(f"{name(k)} contains NaN or infinite pixels; every pixel must be in [0, 1].")
-        low, high = float(x[k].min()), float(x[k].max())
-        raise UserError(f"{name(k)} has pixels from {low:g} to {high:g}; scale them to [0, 1], and {_NORMALIZE}.")
+        lowest, highest = float(x[k].min()), float(x[k].max())
+        raise UserError(f"{name(k)} has pixels from {lowest:g} to {highest:g}; scale them to [0, 1], and {_NORMALIZE}.")
     in_range = (y >= 0) & (y < (classes or MAX_CLASSES))
     if not in_range.all():
         k = int(in_range.int().argmin())

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from advibp.bounds.box import Range
 from advibp.data import dataset_items
 from advibp.data.dataset_items import Shape
+from advibp.data.features import PIXELS
 from advibp.data.sets import Split, check_take
 from advibp.data.user_randomness import Randomness, seed_all
 from advibp.errors import UserError
@@ -26,15 +28,18 @@ _MIN_FOR_WORKERS = 64  # fewer images are read faster without starting worker pr
 class Lazy:
     """A map-style Dataset of pairs (image, label), with the interface of a `Split`.
 
-    An image is a tensor or array of shape (C, H, W) or (H, W), uint8 or floating point in [0, 1], or a PIL image. A
-    label is an integer from 0. Every item is checked when it is read. Random numbers that the dataset draws from torch,
-    numpy or Python depend only on the seed given to `batches` and on the index of the item.
+    An image is a tensor or array of shape (C, H, W) or (H, W), uint8 or floating point in [0, 1], or a PIL image. The
+    row of a table is a tensor or array of shape (F,). A label is an integer from 0. Every item is checked when it is
+    read. Random numbers that the dataset draws from torch, numpy or Python depend only on the seed given to `batches`
+    and on the index of the item.
 
     Args:
         dataset: The Dataset. It needs ``__getitem__`` and ``__len__``.
         workers: Number of processes that read batches ahead. Default: 0, i.e. batches are read in this process.
         classes: Number of classes; labels are checked against it. Default: None, i.e. not known.
         rows: Indices of the items to use, shape (N,), int64. Default: all items.
+        within: Range of valid inputs, as `Data.input_range`. Default: "auto", (0, 1) for images, no limit for tables.
+        feature_names: Names of the columns of a table. Default: not known.
 
     Raises:
         UserError: If the dataset cannot be read by index, has no length or is empty, or if ``workers`` is negative.
@@ -55,6 +60,8 @@ class Lazy:
     workers: int = field(default=0, kw_only=True)
     classes: int | None = field(default=None, kw_only=True)
     rows: Tensor | None = field(default=None, kw_only=True)
+    within: Range | str = field(default="auto", kw_only=True)
+    feature_names: tuple[str, ...] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         kind = type(self.dataset).__name__
@@ -75,10 +82,16 @@ class Lazy:
 
     @cached_property
     def shape(self) -> Shape:
-        """Shape of an image, (C, H, W), of the first item of the dataset."""
-        x, _ = _raise_if_failed(_Reader(self.dataset, None, self.classes, 0)[[0]])
-        channels, height, width = x.shape[1:]
-        return channels, height, width
+        """Shape of an input, (C, H, W) or (F,), of the first item of the dataset."""
+        x, _ = _raise_if_failed(_Reader(self.dataset, None, self.classes, 0, self.within)[[0]])
+        return tuple(x.shape[1:])
+
+    @property
+    def input_range(self) -> Range:
+        """Range of valid inputs; None for no limit."""
+        if isinstance(self.within, str):
+            return PIXELS if len(self.shape) > 1 else None
+        return self.within
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the images and labels with these indices.
@@ -103,7 +116,7 @@ class Lazy:
             index_batches: Tensors of indices, each of shape (B,).
             seed: Seed of the random numbers that the dataset draws.
         """
-        reader = _Reader(self.dataset, self.shape, self.classes, seed)
+        reader = _Reader(self.dataset, self.shape, self.classes, seed, self.within)
         item_batches = (self._items(rows) for rows in index_batches)
         if self.workers:
             return _read_ahead(reader, item_batches, self.workers)
@@ -165,9 +178,11 @@ def _raise_if_failed(batch: _Read) -> tuple[Tensor, Tensor]:
 class _Reader(Dataset[_Read]):
     """Reads a batch for a list of indices. It is a Dataset, so that the workers of a DataLoader can run it."""
 
-    def __init__(self, dataset: Dataset[Any], shape: Shape | None, classes: int | None, seed: int) -> None:
+    def __init__(
+        self, dataset: Dataset[Any], shape: Shape | None, classes: int | None, seed: int, within: Range | str
+    ) -> None:
         # The shape is None when `Lazy.shape` reads the first item.
-        self.dataset, self.shape, self.classes, self.seed = dataset, shape, classes, seed
+        self.dataset, self.shape, self.classes, self.seed, self.within = dataset, shape, classes, seed, within
 
     def __getitem__(self, rows: list[int]) -> _Read:
         before = Randomness.now()
@@ -192,7 +207,8 @@ class _Reader(Dataset[_Read]):
             labels.append(dataset_items.label(label, where))
         x = torch.stack(images) if images else torch.zeros(0, *(self.shape or ()))
         y = torch.tensor(labels, dtype=torch.int64)
-        dataset_items.check_batch(x, y, None, self.classes, lambda k: f"Item {rows[k]} of the dataset")
+        name = "Item {} of the dataset".format
+        dataset_items.check_batch(x, y, None, self.classes, lambda k: name(rows[k]), self.within)
         return x, y
 
     def _item(self, row: int, where: str) -> Any:

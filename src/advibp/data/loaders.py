@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from advibp.bounds.box import Range
 from advibp.data import dataset_items
 from advibp.data.dataset_items import Shape
+from advibp.data.features import PIXELS
 from advibp.data.lazy import STATISTICS_IMAGES, STATISTICS_VALUES
 from advibp.data.user_randomness import Randomness, seed_all
 from advibp.errors import UserError
@@ -30,6 +32,8 @@ class Loader:
         loader: A DataLoader of pairs (images, labels). Images have shape (B, C, H, W) or (B, H, W), uint8 or floating
             point in [0, 1]; labels have shape (B,), integers from 0.
         classes: Number of classes.
+        within: Range of valid inputs, as `Data.input_range`. Default: "auto", (0, 1) for images, no limit for tables.
+        feature_names: Names of the columns of a table. Default: not known.
 
     Raises:
         UserError: If the loader has no length or is empty.
@@ -48,6 +52,8 @@ class Loader:
 
     loader: DataLoader[Any]
     classes: int
+    within: Range | str = field(default="auto", kw_only=True)
+    feature_names: tuple[str, ...] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         try:
@@ -72,9 +78,15 @@ class Loader:
 
     @property
     def shape(self) -> Shape:
-        """Shape of an image, (C, H, W)."""
-        channels, height, width = self._first.shape[1:]
-        return channels, height, width
+        """Shape of an input, (C, H, W) or (F,)."""
+        return tuple(self._first.shape[1:])
+
+    @property
+    def input_range(self) -> Range:
+        """Range of valid inputs; None for no limit."""
+        if isinstance(self.within, str):
+            return PIXELS if len(self.shape) > 1 else None
+        return self.within
 
     @cached_property
     def _first(self) -> Tensor:
@@ -109,15 +121,16 @@ class Loader:
             raise UserError(f"{where} does not contain tensors; expected images (B, C, H, W) and labels (B,).")
         if x.dim() == 3:
             x = x[:, None]
-        if x.dim() != 4 or 0 in x.shape or y.shape != x.shape[:1]:
+        if x.dim() not in (2, 4) or 0 in x.shape or y.shape != x.shape[:1]:
             raise UserError(
                 f"{where} has images of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}; expected "
-                "(B, C, H, W) and (B,)."
+                "(B, C, H, W) or (B, F), and (B,)."
             )
         if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
             raise UserError(f"{where} has labels of type {y.dtype}; expected integers.")
-        x, y = dataset_items.scaled(x, where), y.long()
-        dataset_items.check_batch(x, y, shape, self.classes, lambda k: f"Image {k} in batch {number} of the DataLoader")
+        x = dataset_items.features(x, where) if x.dim() == 2 else dataset_items.scaled(x, where)
+        y, name = y.long(), f"in batch {number} of the DataLoader"
+        dataset_items.check_batch(x, y, shape, self.classes, lambda k: f"Image {k} {name}", self.within)
         return x, y
 
     def sample(self) -> dict[str, Tensor]:

@@ -15,11 +15,12 @@ class Origin:
         limit: Number of training images that were kept. Default: all.
         size: Height and width to which images were resized. Default: not resized.
         root: Folder of the data sets. Default: not given.
+        label: Label column of a table. Default: not given.
 
     Examples:
         >>> from advibp import data
         >>> data.load("mnist", limit=100).origin
-        Origin(source='mnist', path=None, limit=100, size=None, root=None)
+        Origin(source='mnist', path=None, limit=100, size=None, root=None, label=None)
     """
 
     source: str
@@ -27,3 +28,4 @@ class Origin:
     limit: int | None = None
     size: int | None = None
     root: str | None = None
+    label: str | None = None

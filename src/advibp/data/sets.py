@@ -1,15 +1,17 @@
-"""Images in memory with their labels (`Split`), and a data set of three splits (`Data`)."""
+"""Inputs in memory with their labels (`Split`), and a data set of three splits (`Data`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from advibp.bounds.box import Range
+from advibp.data.features import PIXELS
 from advibp.data.origin import Origin
 from advibp.display.object_summary import Summarized
 from advibp.errors import UserError
@@ -21,11 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Split(Summarized):
-    """Images in memory and their labels.
+    """Inputs in memory and their labels.
 
     Args:
-        x: Images of shape (N, C, H, W), float32 in [0, 1].
+        x: Inputs of shape (N, ...), float32: images (N, C, H, W) in [0, 1], or the rows of a table (N, F).
         y: Labels of shape (N,), int64.
+        input_range: Lowest and highest valid value, numbers or tensors per feature; None for no limit. Default: (0, 1),
+            the range of pixels.
+        feature_names: Names of the columns of a table. Default: None, if they are not known.
 
     Examples:
         >>> import torch
@@ -40,6 +45,8 @@ class Split(Summarized):
 
     x: Tensor
     y: Tensor
+    input_range: Range = field(default=PIXELS, kw_only=True)
+    feature_names: tuple[str, ...] | None = field(default=None, kw_only=True)
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -49,10 +56,9 @@ class Split(Summarized):
         return {"images": len(self), "shape": tuple(self.x.shape[1:])}
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Shape of an image, (C, H, W)."""
-        channels, height, width = self.x.shape[1:]
-        return channels, height, width
+    def shape(self) -> tuple[int, ...]:
+        """Shape of an input: (C, H, W) for images, (F,) for a table."""
+        return tuple(self.x.shape[1:])
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the images and labels with these indices.
@@ -76,12 +82,13 @@ class Split(Summarized):
 
     def select(self, rows: Tensor) -> Split:
         """Return a split with the images of these indices."""
-        return Split(*self.batch(rows))
+        x, y = self.batch(rows)
+        return replace(self, x=x, y=y)
 
     def take(self, n: int) -> Split:
         """Return a split with the first ``n`` images, or all if there are fewer."""
         check_take(n)
-        return Split(self.x[:n], self.y[:n])
+        return replace(self, x=self.x[:n], y=self.y[:n])
 
     def sample(self) -> dict[str, Tensor]:
         """Return the tensors that identify the data: all labels, and about 1000 evenly spaced images."""
@@ -132,28 +139,42 @@ class Data(Summarized):
         return {"name": self.name, **sizes, "input_shape": shape, "classes": self.classes, **names}
 
     @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """Shape of an image, (C, H, W)."""
+    def input_range(self) -> Range:
+        """Lowest and highest valid value of the inputs; None for no limit. (0, 1) for images."""
+        return self.train.input_range
+
+    @property
+    def feature_names(self) -> tuple[str, ...] | None:
+        """Names of the columns of a table, in their order; None if they are not known."""
+        return getattr(self.train, "feature_names", None)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of an input: (C, H, W) for images, (F,) for a table."""
         return self.train.shape
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """Mean of the training pixels per channel. If they are not in memory, at most 10,000 images are used."""
+        """Mean of the training inputs per channel, or per feature of a table.
+
+        If they are not in memory, at most 10,000 inputs are used.
+        """
         return self._statistics[0]
 
     @property
     def std(self) -> tuple[float, ...]:
-        """Standard deviation of the training pixels per channel (divided by N), of the same images as `mean`."""
+        """Standard deviation of the training inputs per channel or feature (divided by N), as for `mean`."""
         return self._statistics[1]
 
     @cached_property
     def _statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         x = self.train.pixels()
         count = x.numel() // x.shape[1]
-        mean = x.sum(dim=(0, 2, 3), dtype=torch.float64) / count
+        others = (0, *range(2, x.dim()))
+        mean = x.sum(dim=others, dtype=torch.float64) / count
         # Two passes, so that a constant channel has a deviation of 0; in chunks, to avoid a float64 copy of all images.
-        center = mean[:, None, None]
-        squares = [(part.double() - center).square_().sum(dim=(0, 2, 3)) for part in torch.split(x, 2048)]
+        center = mean.view(-1, *[1] * (x.dim() - 2))
+        squares = [(part.double() - center).square_().sum(dim=others) for part in torch.split(x, 2048)]
         std = (torch.stack(squares).sum(dim=0) / count).sqrt()
         return tuple(mean.tolist()), tuple(std.tolist())
 

@@ -7,11 +7,12 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from advibp.data.assembly import Array, assemble, is_int
 from advibp.data.fetch import catalogue
 from advibp.data.fetch.known_sets import NAMES
-from advibp.data.formats import cifar, idx, image_folders, npz, svhn
+from advibp.data.formats import cifar, idx, image_folders, npz, svhn, tables
 from advibp.data.origin import Origin
 from advibp.data.sets import Data
 from advibp.errors import UserError
@@ -22,10 +23,11 @@ __all__ = ["NAMES", "load"]
 _MAX_SIZE = 4096
 _FORMATS = (
     "idx files (train-images-idx3-ubyte, ...), CIFAR's binary files (data_batch_1.bin, ... or train.bin), SVHN's "
-    "train_32x32.mat and test_32x32.mat, or images in train/<class> and test/<class>, in <class>, or in train.csv"
+    "train_32x32.mat and test_32x32.mat, or images in train/<class> and test/<class>, in <class>, or in train.csv, or "
+    "tables of numbers train.csv and test.csv"
 )
 
-_Arrays = tuple[dict[str, Array], tuple[str, ...] | None]  # the four arrays, and the names of the classes if known
+_Arrays = tuple[dict[str, Array], tuple[str, ...] | None]  # the arrays, and the names of the classes if known
 
 
 @known_keywords
@@ -36,6 +38,8 @@ def load(
     limit: int | None = None,
     root: str | Path | None = None,
     size: int | None = None,
+    label: str | None = None,
+    input_range: Any = "auto",
     fetch: bool = True,
     progress: Callable[[str, int, int | None], None] | None = None,
 ) -> Data:
@@ -43,19 +47,23 @@ def load(
 
     Args:
         source: A name from `NAMES`, the path of an .npz file with the arrays ``x_train``, ``y_train``, ``x_test`` and
-            ``y_test``, or the path of a folder with idx files, CIFAR's or SVHN's files, or image files.
+            ``y_test``, the path of a .csv file with a header, numeric columns and a label column, or the path of a
+            folder with idx files, CIFAR's or SVHN's files, image files, or train.csv and test.csv.
         validation: Number of training images that become the validation set. They are the same in every call.
-            "auto": 1000, or a tenth of fewer than 10,000 images.
+            "auto": 1000, or a tenth of fewer than 10,000 inputs.
         limit: Number of the remaining training images to keep. Default: all.
         root: Folder that contains the folders of the data sets known by name. Default: the environment variable
             ``ADVIBP_DATA``, else ``advibp`` in the user's cache.
         size: Height and width in pixels to which the image files of a folder are resized. Default: 32 for GTSRB, else
             no resizing; then all images must have the same size.
+        label: Name of the label column of a .csv file. Default: the last column.
+        input_range: Range of valid inputs of a table, as in `from_tensors`. Default: no limit.
         fetch: If True, download a data set known by name that is missing. MNIST is included in the package.
         progress: Called during a download as ``progress(task, done, total)``, in bytes; ``total`` may be None.
 
     Returns:
-        The data set. Images are float32 in [0, 1] of shape (N, C, H, W), labels are int64 of shape (N,).
+        The data set. Images are float32 in [0, 1] of shape (N, C, H, W), tables are float32 of shape (N, F), labels are
+        int64 of shape (N,). A fifth of the rows of a .csv file are the test set, the same ones in every call.
 
     Raises:
         UserError: If the source does not exist, cannot be read or fetched, or has an unknown format; or if an option
@@ -71,17 +79,56 @@ def load(
     if not isinstance(source, str | os.PathLike):
         kind = type(source).__name__
         raise UserError(f"The data set is a {kind}; expected {', '.join(NAMES)}, or the path of a folder or .npz file.")
+    feature_names: tuple[str, ...] | None = None
     if isinstance(source, str) and source in NAMES:
         name = source
+        _refuse_label(label, source)
         arrays, class_names = _read_named(source, root, size, fetch, progress)
     else:
         path = Path(os.path.expanduser(source))
         name = path.stem
-        arrays, class_names = _read_path(path, source, size)
-    data = assemble(arrays, name, str(source), validation, limit, class_names=class_names)
+        table = _read_table(path, size, label)
+        if table is None:
+            _refuse_label(label, source)
+            arrays, class_names = _read_path(path, source, size)
+        else:
+            arrays, class_names, feature_names = table.arrays, table.class_names, table.feature_names
+    stored = {part: arrays.pop(part) for part in npz.OPTIONAL if part in arrays}
+    if "input_range" in stored and isinstance(input_range, str):
+        input_range = stored["input_range"].tolist()
+    data = assemble(
+        arrays,
+        name,
+        str(source),
+        validation,
+        limit,
+        class_names=class_names or _texts(stored.get("class_names")),
+        input_range=input_range,
+        feature_names=feature_names or _texts(stored.get("feature_names")),
+    )
     place = None if name == source and name in NAMES else os.path.abspath(os.path.expanduser(source))
-    origin = Origin(os.fspath(source), place, limit, size, None if root is None else os.fspath(root))
+    origin = Origin(os.fspath(source), place, limit, size, None if root is None else os.fspath(root), label)
     return replace(data, origin=origin)
+
+
+def _texts(array: Array | None) -> tuple[str, ...] | None:
+    return None if array is None else tuple(map(str, array.reshape(-1)))
+
+
+def _read_table(path: Path, size: int | None, label: str | None) -> tables.Tables | None:
+    """Read a .csv file, or a folder with train.csv and test.csv; None if the path is neither."""
+    if path.suffix.lower() == ".csv" and os.path.isfile(path):
+        _refuse_size(size, path)
+        return tables.read(path, label)
+    if os.path.isdir(path) and tables.recognize(path):
+        _refuse_size(size, path)
+        return tables.read_folder(path, label)
+    return None
+
+
+def _refuse_label(label: str | None, source: object) -> None:
+    if label is not None:
+        raise UserError(f"label is '{label}', but only a table (.csv) has a label column, not {source}; leave it out.")
 
 
 def _read_named(
@@ -102,14 +149,18 @@ def _read_path(path: Path, source: str | Path, size: int | None) -> _Arrays:
         return _read_folder(path, size)
     if os.path.exists(path):
         if path.suffix.lower() != ".npz":
-            raise UserError(f"Cannot read {path}: expected a folder or a file that ends in .npz.")
+            raise UserError(f"Cannot read {path}: expected a folder or a file that ends in .npz or .csv.")
         _refuse_size(size, path)
         return npz.read(path), None
     if isinstance(source, str) and not path.suffix and os.sep not in source:
         close = difflib.get_close_matches(source.lower(), NAMES, n=1)
         hint = f"did you mean '{close[0]}'? " if close else ""
-        raise UserError(f"Unknown data set '{source}': {hint}Use {', '.join(NAMES)}, a folder, or an .npz file.")
-    raise UserError(f"There is no file or folder {path}; give a folder, an .npz file, or one of {', '.join(NAMES)}.")
+        raise UserError(
+            f"Unknown data set '{source}': {hint}Use {', '.join(NAMES)}, a folder, or an .npz or .csv file."
+        )
+    raise UserError(
+        f"There is no file or folder {path}; give a folder, an .npz or .csv file, or one of {', '.join(NAMES)}."
+    )
 
 
 def _read_folder(folder: Path, size: int | None) -> _Arrays:

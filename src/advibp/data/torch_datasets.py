@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -23,11 +25,13 @@ from advibp.data import file_limits
 from advibp.data.assembly import (
     MAX_CLASSES,
     as_array,
+    check_features,
     check_images,
     check_labels,
     count_classes,
     hold_out,
     is_int,
+    range_of_inputs,
     split_of,
 )
 from advibp.data.lazy import Lazy
@@ -50,11 +54,14 @@ def from_datasets(
     classes: int | None = None,
     name: str = "dataset",
     workers: int = 0,
+    input_range: Any = "auto",
+    feature_names: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
 ) -> Data:
     """Create a data set from torch's Datasets and DataLoaders, whose images need not fit into memory.
 
     Images are tensors or arrays of shape (C, H, W) or (H, W), uint8 or floating point in [0, 1], or PIL images. Labels
-    are integers from 0.
+    are integers from 0. The rows of a table are tensors or arrays of shape (F,).
 
     Args:
         train: A map-style Dataset, a DataLoader, which keeps its order and augmentation, or images in memory.
@@ -69,6 +76,9 @@ def from_datasets(
             ``targets`` of the dataset; otherwise it is required.
         name: Name of the data set.
         workers: Number of processes that read a Dataset. Default: 0, i.e. it is read in this process.
+        input_range: Range of valid inputs of a table, as in `from_tensors`. Default: no limit; (0, 1) for images.
+        feature_names: Names of the columns of a table. Default: not known.
+        class_names: Names of the classes in the order of their labels. Default: not known.
 
     Returns:
         The data set.
@@ -93,12 +103,27 @@ def from_datasets(
         images, held_out = _hold_out(images, validation, name)
     else:
         held_out = _in_memory(validation, "validation", classes, name)
-    tested = _test_images(test, classes, name, workers) if test is not None else _no_images(held_out)
-    data = Data(name=name, train=images, validation=held_out, test=tested, classes=classes)
+    tested = _test_images(test, classes, name, workers) if test is not None else held_out.take(0)
+    names = None if class_names is None else tuple(map(str, class_names))
+    data = Data(name=name, train=images, validation=held_out, test=tested, classes=classes, class_names=names)
     for part, shape in (("validation", data.validation.shape), ("test", data.test.shape)):
         if shape != data.input_shape:
             raise UserError(f"Images of {name} differ in shape: {data.input_shape} in train, {shape} in {part}.")
-    return data
+    return (
+        data if isinstance(input_range, str) and feature_names is None else _described(data, input_range, feature_names)
+    )
+
+
+def _described(data: Data, input_range: Any, feature_names: Sequence[str] | None) -> Data:
+    """Add a range of valid inputs and the names of features."""
+    names = data.feature_names if feature_names is None else tuple(map(str, feature_names))
+    within = range_of_inputs(input_range, len(data.input_shape) == 3, names, data.input_shape)
+
+    def part(images: Any) -> Any:
+        key = "input_range" if isinstance(images, Split) else "within"
+        return replace(images, feature_names=names, **{key: within})
+
+    return replace(data, train=part(data.train), validation=part(data.validation), test=part(data.test))
 
 
 def _training_images(train: Any, classes: int, name: str, workers: int) -> Split | Lazy | Loader:
@@ -117,10 +142,6 @@ def _test_images(test: Images, classes: int, name: str, workers: int) -> Split |
     return Lazy(test, workers=workers, classes=classes)
 
 
-def _no_images(like: Split) -> Split:
-    return Split(like.x[:0], like.y[:0])
-
-
 def from_loader(loader: DataLoader[Any]) -> Split | Lazy:
     """Return the images of a DataLoader in its order.
 
@@ -131,7 +152,7 @@ def from_loader(loader: DataLoader[Any]) -> Split | Lazy:
         return Lazy(loader.dataset, workers=loader.num_workers)
     images = Loader(loader, MAX_CLASSES)
     file_limits.check(len(images) * images.batch_size * torch.Size(images.shape).numel(), "The DataLoader")
-    return Split(*images.read(sys.maxsize))
+    return _read(images, sys.maxsize)
 
 
 def _is_sequential(loader: DataLoader[Any]) -> bool:
@@ -146,8 +167,14 @@ def _in_memory(source: Images, part: str, classes: int, name: str) -> Split:
     images = Loader(source, classes) if isinstance(source, DataLoader) else Lazy(source, classes=classes)
     file_limits.check(MAX_IN_MEMORY * torch.Size(images.shape).numel(), f"The {part} set of {name}")
     if isinstance(images, Loader):
-        return Split(*images.read(MAX_IN_MEMORY))
-    return Split(*images.batch(torch.arange(min(MAX_IN_MEMORY, len(images)))))
+        return _read(images, MAX_IN_MEMORY)
+    x, y = images.batch(torch.arange(min(MAX_IN_MEMORY, len(images))))
+    return Split(x, y, input_range=images.input_range)
+
+
+def _read(images: Loader, limit: int) -> Split:
+    x, y = images.read(limit)
+    return Split(x, y, input_range=images.input_range)
 
 
 def _tensors(source: Split | tuple[Any, Any], part: str, name: str) -> Split:
@@ -156,16 +183,18 @@ def _tensors(source: Split | tuple[Any, Any], part: str, name: str) -> Split:
     if len(source) != 2:
         raise UserError(f"The {part} set of {name} has {len(source)} elements; expected a pair (images, labels).")
     x, y = (as_array(f"{letter}_{part}", values, name) for letter, values in zip("xy", source, strict=True))
-    check_images(x, f"x_{part}", name)
+    are_images = x.ndim != 2
+    (check_images if are_images else check_features)(x, f"x_{part}", name)
     check_labels(y, len(x), f"y_{part}", name)
-    return split_of(x, y)
+    return split_of(x, y, are_images)
 
 
 def _hold_out(images: Split | Lazy | Loader, validation: int | str, name: str) -> tuple[Split | Lazy | Loader, Split]:
     if isinstance(images, Loader):
         return _hold_out_of_loader(images, validation, name)
     held_out, kept = (torch.from_numpy(rows) for rows in hold_out(len(images), validation, None, name))
-    return images.select(kept), Split(*images.batch(held_out))
+    x, y = images.batch(held_out)
+    return images.select(kept), Split(x, y, input_range=images.input_range, feature_names=images.feature_names)
 
 
 def _hold_out_of_loader(images: Loader, validation: int | str, name: str) -> tuple[Loader, Split]:
@@ -197,7 +226,7 @@ def _hold_out_of_loader(images: Loader, validation: int | str, name: str) -> tup
     rest: DataLoader[Any] = DataLoader(Subset(loader.dataset, kept.tolist()), shuffle=shuffled, **options)
     unshuffled = {**options, "drop_last": False, "persistent_workers": False}
     parts: DataLoader[Any] = DataLoader(Subset(loader.dataset, held_out.tolist()), **unshuffled)
-    return Loader(rest, images.classes), Split(*Loader(parts, images.classes).read(len(held_out)))
+    return Loader(rest, images.classes), _read(Loader(parts, images.classes), len(held_out))
 
 
 def _shuffles(sampler: Any) -> bool:

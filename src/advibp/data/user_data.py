@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -29,7 +30,10 @@ _DATA = (
 
 @runtime_checkable
 class Images(Protocol):
-    """Images and labels that are read in batches: batch(rows) returns x (B, C, H, W) in [0, 1] and y (B,)."""
+    """Inputs and labels that are read in batches: batch(rows) returns x (B, ...) and y (B,).
+
+    The inputs are in [0, 1], unless there is an attribute `input_range`.
+    """
 
     def __len__(self) -> int: ...
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]: ...
@@ -118,7 +122,7 @@ def as_images(value: Any) -> Images:
             raise UserError(f"The data set {value.name} has no test images; give images with labels.")
         value = value.test
     if isinstance(value, Split):
-        return _checked(value.x, value.y)
+        return _checked(value.x, value.y, value)
     if isinstance(value, DataLoader):
         return from_loader(value)
     if isinstance(value, Dataset) and not isinstance(value, Lazy):
@@ -162,8 +166,8 @@ def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
         raise UserError(f"An array is of type {array.dtype}; give floats for images, integers for labels.") from None
 
 
-def _checked(x: Tensor, y: Tensor) -> Split:
-    """Check images and labels in memory."""
+def _checked(x: Tensor, y: Tensor, like: Split | None = None) -> Split:
+    """Check inputs and labels in memory. `like` has the range and the names of the features."""
     for name, part in (("images", x), ("labels", y)):
         if not isinstance(part, Tensor) or part.layout != torch.strided or part.is_meta:
             kind = f"{part.layout} on {part.device}" if isinstance(part, Tensor) else type(part).__name__
@@ -175,4 +179,4 @@ def _checked(x: Tensor, y: Tensor) -> Split:
         raise UserError(f"There are {shapes}; expected (N, ...) and (N,), one label per image and at least one image.")
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise UserError(f"The labels are of type {y.dtype}; expected integers, the class of each image.")
-    return Split(x.detach(), y.long())
+    return replace(like or Split(x, y), x=x.detach(), y=y.long())

@@ -19,7 +19,7 @@ def format_eps(eps: float) -> str:
         ('8/255', '0.2', '8/255')
     """
     steps = eps * 255
-    if float(f"{eps:.3g}") != eps and round(steps) and abs(steps - round(steps)) < 1e-3:
+    if eps < 1 and float(f"{eps:.3g}") != eps and round(steps) and abs(steps - round(steps)) < 1e-3:
         return f"{round(steps)}/255"
     return f"{eps:g}"
 

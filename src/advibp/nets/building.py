@@ -95,9 +95,9 @@ def spec_of(net: nn.Module, input_shape: Sequence[int], classes: int) -> tuple[s
     if not isinstance(spec, str) or type(net) is not nn.Sequential:
         return None
     normalized = isinstance(net[0], Normalize)
-    mean = [0.0] * input_shape[0] if normalized else None
+    mean, std = ([0.0] * input_shape[0], [1.0] * input_shape[0]) if normalized else (None, None)
     try:
-        like = build(spec, input_shape, classes, mean=mean, init="default", seed=0)
+        like = build(spec, input_shape, classes, mean=mean, std=std, init="default", seed=0)
     except UserError:
         return None
     shapes = [{name: value.shape for name, value in module.state_dict().items()} for module in (net, like)]

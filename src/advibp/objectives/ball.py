@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from advibp.attacks import Range, feasible
-from advibp.bounds import Box, Zonotope
+from advibp.bounds import Box, Perturbation, Zonotope
 
 PIXELS: Range = (0.0, 1.0)
 
@@ -21,7 +21,8 @@ class Ball:
     Args:
         x: centers, (B, ...).
         eps: radius, a number or a tensor that broadcasts to x.
-        within: range of valid inputs, (lowest, highest), or None. Default: (0, 1), the range of pixels.
+        within: range of valid inputs, (lowest, highest), numbers or tensors that broadcast to x, or None. Default:
+            (0, 1), the range of pixels.
 
     Examples:
         >>> import torch
@@ -34,6 +35,11 @@ class Ball:
     x: Tensor
     eps: float | Tensor
     within: Range = PIXELS
+
+    @classmethod
+    def of(cls, x: Tensor, eps: float, perturbation: Perturbation) -> Ball:
+        """Return the set of a perturbation of radius eps around inputs x (B, ...)."""
+        return cls(x, perturbation.radius(eps, x), perturbation.on(x).within)
 
     def box(self) -> Box:
         """Return the set as a `Box`, for interval bounds and CROWN."""

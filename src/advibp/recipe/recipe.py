@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from advibp.bounds import Perturbation
+from advibp.data import NAMES, Data
 from advibp.display.object_summary import Summarized
 from advibp.errors import NORM_NAMES, ONLY_LINF, UserError, suggestion
 from advibp.methods import METHODS, WEIGHTINGS, Method, defaults_of
@@ -34,6 +36,7 @@ from advibp.parsers import (
     spans,
     text,
 )
+from advibp.recipe import input_set
 from advibp.recipe.recipe_files import OLD_KEYS, current_keys, read
 from advibp.recipe.recipe_text import as_option, as_yaml, shown_value
 from advibp.schedules import Timeline
@@ -72,7 +75,9 @@ class Recipe(Summarized):
     """
 
     data: str = _option(
-        "mnist", text, "data set: a name from `advibp data`, a folder of images or original files, or a .npz file"
+        "mnist",
+        text,
+        "data set: a name from `advibp data`, a folder of images or original files, a .npz or a .csv file",
     )
     net: str = _option(
         "dm-small",
@@ -85,8 +90,19 @@ class Recipe(Summarized):
     )
     eps: float = _option(
         0.3,
-        number(0, 1, above=True),
-        "eps_train, the l_inf radius for pixels in [0, 1]; fractions such as 8/255 are valid",
+        number(0, above=True),
+        "eps_train, the l_inf radius for pixels in [0, 1]; fractions such as 8/255 are valid; for tables also a radius "
+        "for each feature, such as age=0.1,income=500",
+    )
+    eps_scale: Any = _option(
+        None,
+        or_word("none", input_set.scale),
+        "radius of each feature relative to eps, by name or in order; none: 1; eps with names sets it",
+    )
+    input_range: Any = _option(
+        "auto",
+        or_word("auto", or_word("none", input_set.input_range)),
+        "range of valid inputs: 0,1 or age=0:120,income=0:none; none: no limit; auto: that of the data, 0,1 for images",
     )
     epochs: float = _option(60.0, number(0, 1e6, above=True), "number of epochs, with warm-up")
     extended: tuple[float, ...] = _option(
@@ -208,6 +224,9 @@ class Recipe(Summarized):
     data_root: str | None = _option(
         None, or_word("none", text), "folder of data sets; none: ADVIBP_DATA, or the user's cache"
     )
+    label: str | None = _option(
+        None, or_word("none", text), "tables (.csv): name of the column with the class; none: the last column"
+    )
     size: int | None = _option(
         None, or_word("none", integer(1, 4096)), "resize the images of a folder to this many pixels"
     )
@@ -239,6 +258,10 @@ class Recipe(Summarized):
     regulariser = renamed_attribute("Recipe", "regulariser", "regularizer")
 
     def __post_init__(self) -> None:
+        radii = input_set.split_eps(self.eps)
+        if radii is not None:
+            object.__setattr__(self, "eps", radii[0])
+            object.__setattr__(self, "eps_scale", radii[1])
         for option in dataclasses.fields(self):
             value = getattr(self, option.name)
             try:
@@ -250,6 +273,8 @@ class Recipe(Summarized):
                 f"extended is {shown_value(self.extended)}, but must be increasing and below epochs, {self.epochs:g}, "
                 "and the run must have no layer-wise stages."
             )
+        if self.eps > 1 and self.data in NAMES:
+            self.check_eps_of_images()
         self.timeline()  # checks that the phases fit
         if self.method in METHODS:
             self.check_method(METHODS[self.method])
@@ -349,6 +374,30 @@ class Recipe(Summarized):
         share = sum(self.in_epochs(span, of=1.0) for span in spans if isinstance(span, str))
         fixed = sum(span for span in spans if not isinstance(span, str))
         return f"train for at least {math.ceil(100 * fixed / (1 - share)) / 100:g} epochs, or " if share < 1 else ""
+
+    def check_eps_of_images(self) -> None:
+        """Raise a UserError if eps is too large for images in [0, 1]."""
+        if self.eps > 1 and self.eps_scale is None and self.input_range == "auto":
+            raise UserError(f"eps is {self.eps!r}, but must be a number in (0, 1].")
+
+    def perturbation(self, data: Data) -> Perturbation:
+        """Return the set of allowed changes for the inputs of a data set: their range, and the scale of each feature.
+
+        Args:
+            data: the data set of the recipe.
+
+        Raises:
+            UserError: if a feature is unknown, or the keys do not fit the shape of an input.
+
+        Examples:
+            >>> import torch, advibp
+            >>> x, y = torch.rand(20, 2), torch.arange(20) % 2
+            >>> data = advibp.data.from_tensors(x, y, x, y, feature_names=["age", "income"])
+            >>> recipe = advibp.Recipe(eps={"age": 0.1, "income": 0.05}, epochs=100)
+            >>> recipe.eps, recipe.perturbation(data).scale.tolist()
+            (0.1, [1.0, 0.5])
+        """
+        return input_set.perturbation_of(data, self.eps_scale, self.input_range)
 
     def check_method(self, method: Method) -> None:
         """Raise a UserError if a key has no effect for a method."""

@@ -13,14 +13,14 @@ from advibp.display.eps import exact_eps
 KEY_GROUPS: dict[str, tuple[str, ...]] = {
     title: tuple(keys.split())
     for title, keys in {
-        "Task": "data net method eps seed",
+        "Task": "data net method eps eps_scale input_range seed",
         "Phases": "epochs extended warmup_natural warmup_adversarial warmup_adversarial_ramp ramp ramp_shape",
         "Weights of the two losses": "weighting kappa beta1 beta2 scope c_max c_extra c_decay fosc_scale fosc_set",
         "Keys of single methods": "attack_steps beta domain symbols regularizer projections",
         "Optimizer": "batch_size lr lr_shape lr_milestones lr_factor clip l1 max_loss",
         "Layer-wise stages": "stages stage_epochs stage_lr stage_lr_milestones",
         "Network": "weights init normalize batchnorm",
-        "Images": "data_root size flip crop limit validation select",
+        "Images": "data_root label size flip crop limit validation select",
         "Machine": "threads device at_once recompute",
         "Comparison": "published",
     }.items()
@@ -52,7 +52,14 @@ def as_option(key: str, value: Any) -> str:
 
 def shown_value(value: Any) -> str:
     """Return a value as a word of the command line, which is read as the same value."""
-    if isinstance(value, tuple):
+    if isinstance(value, dict):
+        pairs = (
+            (name, ":".join(map(shown_value, each)) if isinstance(each, list) else each) for name, each in value.items()
+        )
+        return shlex.quote(
+            ",".join(f"{name}={each if isinstance(each, str) else shown_value(each)}" for name, each in pairs)
+        )
+    if isinstance(value, tuple | list):
         return shlex.quote(",".join(map(shown_value, value)))
     if isinstance(value, float):
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)

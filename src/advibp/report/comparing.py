@@ -167,6 +167,8 @@ def warnings(certified_runs: Sequence[Certified]) -> list[str]:
     if _differ(certified.files.arithmetic for certified in certified_runs if certified.files):
         names = "; ".join(f"{c.run}: {printable(c.files.arithmetic)}" for c in certified_runs if c.files)
         lines.append(f"Not comparable: verified errors, because the proofs cover different arithmetics ({names}).")
+    if _differ(certified.files.perturbation for certified in certified_runs if certified.files):
+        lines.append("Not comparable: attack and verified errors, because the ranges or radii of the features differ.")
     radii = sorted({eps for certified in certified_runs for eps in certified.eps}, key=float)
     if apart := [eps for eps in radii if _other_images([c for c in certified_runs if eps in c.eps], eps)]:
         lines.append(f"Not comparable: errors at eps {', '.join(map(_shown, apart))}, because the images differ.")

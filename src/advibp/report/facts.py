@@ -133,6 +133,7 @@ def certified_facts(
     return {
         "attack": certified.attack,
         "arithmetic": certified.arithmetic,
+        "ownSet": bool(certified.perturbation),  # another range than [0, 1], or a radius for each feature
         "at": [
             {**at_eps(certified, eps, class_names), "sample": samples.of_records(certified, eps)}
             for eps in certified.eps

@@ -71,6 +71,8 @@ class Paired:
         """Count the images; None if the two have no images in common, or their proofs are not comparable."""
         if what == "proved" and first.files and other.files and first.files.arithmetic != other.files.arithmetic:
             return None  # proofs in float32 and in real arithmetic are not comparable
+        if first.files and other.files and first.files.perturbation != other.files.perturbation:
+            return None  # nor are results about different sets of inputs
         return cls.count(first.run, other.run, first.having(what, eps), other.having(what, eps), what)
 
     @classmethod

@@ -47,6 +47,8 @@ def _at(run: int, stage: int | None, records: Sequence[Record], pictures: Pictur
         "seconds": [float(f"{r.seconds:.3g}") for r in records],
         "picture": [pictures.numbers.get(r.image) for r in records],
         "change": [number for number, _ in broken],
+        "row": [pictures.features.numbers.get(r.image) for r in records],
+        "changed": [pictures.features.changed.get(Place(run, stage, r.eps, r.index)) for r in records],
         "now": [now for _, now in broken],
     }
 

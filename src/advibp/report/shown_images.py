@@ -19,7 +19,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from advibp.bounds import Perturbation
+from advibp.bounds.perturbation import PIXELS
 from advibp.errors import UserError
+from advibp.report.shown_features import Features, is_picture
 from advibp.runs.run_files import Certification, RunFiles
 from advibp.storage import checkpoint
 from advibp.verify.certification import fingerprints
@@ -53,6 +56,8 @@ class Source:
         None  # (B, C, H, W) -> classes (B,); None: the network is not available
     )
     model: str = ""  # its fingerprint, as in the records
+    feature_names: Sequence[str] = ()  # of a table
+    perturbation: Perturbation = PIXELS
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,9 @@ class Pictures:
         numbers: Number of the picture of each image, by fingerprint.
         total: Number of different images in the records of the runs that have a source.
         changes: Sheets of the changes of adversarial examples.
-        broken: By place: the number of a change, and the class that the network predicts, if it is available.
+        broken: By place: the number of a change, if it is a picture, and the class that the network predicts, if it is
+            available.
+        features: Rows of tables.
     """
 
     names: list[list[str]] = field(default_factory=list)
@@ -120,7 +127,12 @@ class Pictures:
     numbers: dict[str, int] = field(default_factory=dict)
     total: int = 0
     changes: Sheets = field(default_factory=Sheets)
-    broken: dict[Place, tuple[int, int | None]] = field(default_factory=dict)
+    broken: dict[Place, tuple[int | None, int | None]] = field(default_factory=dict)
+    features: Features = field(default_factory=Features)
+
+    def __contains__(self, image: str) -> bool:
+        """Whether the page has the input with this fingerprint, as a picture or as numbers."""
+        return image in self.numbers or image in self.features.numbers
 
     def facts(self) -> dict[str, Any]:
         """The pictures as plain data for the page."""
@@ -129,7 +141,8 @@ class Pictures:
             "missing": self.missing,
             "sheets": self.images.sheets,
             "changes": self.changes.sheets,
-            "shown": len(self.numbers),
+            "features": self.features.facts(),
+            "shown": len(self.numbers) + len(self.features.numbers),
             "total": self.total,
         }
 
@@ -161,6 +174,7 @@ def collect(runs: Sequence[RunFiles], sources: Sequence[Source | Missing | str],
     for number, (run, source) in enumerate(zip(runs, sources, strict=False)):
         source = Missing(source) if isinstance(source, str) else source
         pictures.names.append([str(name) for name in source.class_names])
+        pictures.features.add_run()
         if isinstance(source, Missing):
             pictures.missing += [{"run": number, "why": source.why}] if source.why else []
             continue
@@ -173,7 +187,7 @@ def collect(runs: Sequence[RunFiles], sources: Sequence[Source | Missing | str],
     pictures.total = len({one.record.image for one in wanted})
     if count != 0:
         _add_images(pictures, wanted, count)
-        _add_changes(pictures, [one for one in wanted if one.record.image in pictures.numbers], count)
+        _add_changes(pictures, [one for one in wanted if one.record.image in pictures], count)
     return pictures
 
 
@@ -210,22 +224,32 @@ def _add_images(pictures: Pictures, wanted: Sequence[_Wanted], count: Count) -> 
             except UserError as error:
                 refused.add(run)
                 pictures.missing.append({"run": run, "why": str(error)})
+        read = _without_rows(pictures.features, read)
         numbers = pictures.images.add([to_picture(x) for _, x in read])
-        if count == "auto" and pictures.images.letters > ROOM:
+        if numbers and count == "auto" and pictures.images.letters > ROOM:
             pictures.images.sheets = [s for s in pictures.images.sheets if s["first"] < min(numbers)]
             break
         pictures.numbers |= {one.record.image: number for (one, _), number in zip(read, numbers, strict=True)}
 
 
+def _without_rows(features: Features, read: list[tuple[_Wanted, Tensor]]) -> list[tuple[_Wanted, Tensor]]:
+    """Add the rows of tables to the features of the page, and return the images."""
+    for one, x in read:
+        if not is_picture(x):
+            features.describe(one.run, x, one.source.feature_names, one.source.perturbation)
+            features.add(one.record.image, x)
+    return [(one, x) for one, x in read if is_picture(x)]
+
+
 def _read(wanted: Sequence[_Wanted]) -> list[tuple[_Wanted, Tensor]]:
-    """Read the images (C, H, W) of one run, and check that they are those that were certified."""
+    """Read the inputs of one run, and check that they are those that were certified."""
     test, rows = wanted[0].source.test, [one.record.index for one in wanted]
     if max(rows) >= len(test):
         raise UserError(f"Image {max(rows)} was certified, but the run's data has only {len(test)} test images.")
     x, y = test.batch(torch.tensor(rows))
     if [one.record.image for one in wanted] != fingerprints(x, y):
         raise UserError("The images that were certified are not those of the run's data.")
-    return list(zip(wanted, x, strict=True)) if x.ndim == 4 else []  # only images have pictures
+    return list(zip(wanted, x, strict=True))
 
 
 def _add_changes(pictures: Pictures, wanted: Sequence[_Wanted], count: Count) -> None:
@@ -238,8 +262,13 @@ def _add_changes(pictures: Pictures, wanted: Sequence[_Wanted], count: Count) ->
                 x_adv = _counterexample(one, load)
                 if x_adv is not None and x_adv.shape == x.shape:
                     found.append((one, x, x_adv))
+        rows = [(one, x_adv) for one, x, x_adv in found if not is_picture(x)]
+        for (one, x_adv), prediction in zip(rows, _predictions(rows), strict=True):
+            pictures.features.changed[one.place] = x_adv.flatten().tolist()
+            pictures.broken[one.place] = None, prediction
+        found = [entry for entry in found if is_picture(entry[1])]
         numbers = pictures.changes.add([to_change(x_adv - x, one.record.eps) for one, x, x_adv in found])
-        if count == "auto" and pictures.changes.letters > ROOM_FOR_CHANGES:
+        if numbers and count == "auto" and pictures.changes.letters > ROOM_FOR_CHANGES:
             pictures.changes.sheets = [s for s in pictures.changes.sheets if s["first"] < min(numbers)]
             break
         now = _predictions([(one, x_adv) for one, _, x_adv in found])

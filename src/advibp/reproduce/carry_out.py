@@ -216,8 +216,9 @@ class Work:
             # The summary will be overwritten: include the radii that it has.
             known = {f"{e:g}" for e in eps}
             eps += [_radius(e, recipe) for e in summary["percent"] if e not in known]
-        images = self.load(recipe).test
-        certificate = evaluate(self._net(path, task.stage), images, evaluation, sorted(eps), out, self.ask.command)
+        data, net, command = self.load(recipe), self._net(path, task.stage), self.ask.command
+        around = recipe.perturbation(data)
+        certificate = evaluate(net, data.test, evaluation, sorted(eps), out, command, around)
         for name in in_order(evaluation.by):
             if any(name not in certificate.verifiers(e, evaluation.by) for e in evaluation.eps):
                 raise UserError(

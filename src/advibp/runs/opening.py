@@ -66,9 +66,14 @@ def _build(recipe: Recipe, shape: Sequence[int], classes: int, data: Data | None
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
     if recipe.normalize:
-        mean, std = (data.mean, data.std) if data else ([0.0] * shape[0], [1.0] * shape[0])
+        mean, std = (data.mean, _nonzero(data.std)) if data else ([0.0] * shape[0], [1.0] * shape[0])
     init: nets.Init = "ibp" if recipe.init == "ibp" else "default"
     return nets.build(recipe.net, shape, classes, mean=mean, std=std, init=init, seed=recipe.seed)
+
+
+def _nonzero(std: Sequence[float]) -> list[float]:
+    """Return 1 for channels or features that are constant, so that they are only shifted."""
+    return [value or 1.0 for value in std]
 
 
 @known_keywords

@@ -13,7 +13,7 @@ def load_data(
     """Load a data set with the options of a recipe.
 
     Args:
-        recipe: options: validation, size, data_root.
+        recipe: options: validation, size, label, data_root.
         source: name or path of the data set.
         limit: number of training images; None for all.
         root: folder of data sets; by default the recipe's data_root.
@@ -26,5 +26,6 @@ def load_data(
             limit=limit,
             root=root or recipe.data_root,
             size=recipe.size,
+            label=recipe.label,
             progress=fetching.progress,
         )

@@ -115,6 +115,8 @@ def check_same_run(folder: RunFolder, recipe: Recipe) -> None:
 
 def _check_same(path: Path, stored: dict[str, Any], recipe: Recipe, ignored: tuple[str, ...]) -> None:
     requested = recipe.as_dict()
+    # Runs of releases without these keys have the defaults.
+    stored = {key: getattr(Recipe, key) for key in ("eps_scale", "input_range")} | stored
     if stored.get("epochs") in recipe.extended:  # compare with the recipe before the extension
         requested["extended"] = [e for e in recipe.extended if e < stored["epochs"]]
         requested["epochs"] = stored["epochs"]

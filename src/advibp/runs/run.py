@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from advibp.bounds import Perturbation
 from advibp.data import Data, Split, as_images
 from advibp.data.user_data import Images
 from advibp.display.object_summary import Summarized
@@ -37,7 +39,7 @@ class Run(Summarized):
             fractions, seconds.
         summary: contents of summary.json: command, seconds, number of parameters, validation errors, hardware.
         path: the run's folder; None if `train` was called without `out`.
-        facts: input_shape and classes of the network, and class_names if they are known.
+        facts: input_shape and classes of the network, and what is known: class_names, feature_names, perturbation.
         data: the data set of the training; None if the run was opened from its folder.
 
     Examples:
@@ -95,7 +97,7 @@ class Run(Summarized):
         The records are kept in the run's folder, where the report reads them, if these images are used.
 
         Args:
-            eps: one radius or several. Default: the run's eps.
+            eps: one radius or several, or a radius for each feature by name. Default: the run's eps.
             data: other images with labels, as in `advibp.certify`. Default: the test images of the run, which are
                 loaded if the run was opened from its folder.
             limit: use only the first images. Default: all.
@@ -116,6 +118,10 @@ class Run(Summarized):
         images = self._images(data, limit)
         if data is None and self.path is not None:
             options = {"out": self.path / "certify", **options}
+        around = self.perturbation
+        if isinstance(eps, Mapping):  # which has a scale of its own
+            around = Perturbation(around.low, around.high)
+        options = {"perturbation": around, **options}
         return certify(self.net, images, self.recipe.eps if eps is None else eps, **options)
 
     def attack(
@@ -148,10 +154,11 @@ class Run(Summarized):
             print(result.broken.float().mean())
             ```
         """
-        radius = check_eps(self.recipe.eps if eps is None else eps)
+        around = self.perturbation
+        radius = check_eps(self.recipe.eps if eps is None else eps, 1.0 if around.is_pixels else math.inf)
         images = self._images(data, limit)
         with preserve_modes(self.net):
-            return attack_all(self.net.eval(), images, radius, attack or Attack(), seed=seed)
+            return attack_all(self.net.eval(), images, radius, attack or Attack(), seed=seed, perturbation=around)
 
     def _images(self, data: Any, limit: int | None) -> Images:
         """Return the given images, or the test images of the run."""
@@ -162,7 +169,9 @@ class Run(Summarized):
         images = as_images(self.data if data is None else data)
         if limit is None:
             return images
-        return Split(*images.batch(torch.arange(min(limit, len(images)))))
+        x, y = images.batch(torch.arange(min(limit, len(images))))
+        described = {name: getattr(images, name) for name in ("input_range", "feature_names") if hasattr(images, name)}
+        return Split(x, y, **described)
 
     def predictor(self, **options: Any) -> Predictor:
         """Return an object that classifies images with certificates, prepared for many calls.
@@ -184,7 +193,15 @@ class Run(Summarized):
         for message in self.summary.get("warnings") or []:
             warnings.warn(str(message), CollapseWarning, stacklevel=2)
         names = {"class_names": self.facts.get("class_names"), "input_shape": self.facts.get("input_shape")}
-        return Predictor(self.net, **{**names, **options})
+        around = self.perturbation
+        known = {**names, "perturbation": around, "feature_names": self.facts.get("feature_names")}
+        known["most"] = None if around.widest() < math.inf else 10 * self.recipe.eps
+        return Predictor(self.net, **{**known, **options})
+
+    @property
+    def perturbation(self) -> Perturbation:
+        """Range of the inputs, and scale of each feature's radius, with which the network was trained."""
+        return Perturbation(**self.facts.get("perturbation", {}))
 
     def predict(self, x: Any, **options: Any) -> Any:
         """Classify images, and prove their classes. See `advibp.predict`.

@@ -84,6 +84,12 @@ class Certification:
         names = {r.arithmetic for r in self.records if r.verdict == "robust"}
         return " / ".join(sorted(names)) or self.summary.get("arithmetic", "real")
 
+    @property
+    def perturbation(self) -> str:
+        """Fingerprint of the set of allowed changes; "" for images in [0, 1] with one radius."""
+        stored = self.summary.get("perturbation")
+        return self.certificate.perturbation or (str(stored.get("fingerprint")) if isinstance(stored, dict) else "")
+
     def counts(self, eps: float) -> dict[str, int]:
         """Return the number of images by verdict."""
         return dict(
@@ -250,11 +256,16 @@ def _check(read: Certification) -> None:
 
 
 def _newest(read: Certification) -> Certification:
-    """Keep the last record per image and eps, and only those of the network of the last record."""
-    last = {(r.index, r.eps): r for r in read.records if r.model == read.records[-1].model}
+    """Keep the last record per image and eps, and only those of the network and the set of the last record."""
+    last = {(r.index, r.eps): r for r in read.records if _same_question(r, read.records[-1])}
     records = sorted(last.values(), key=lambda r: (r.eps, r.index))
-    radii = [r for r in read.radii if r.model == read.radii[-1].model]
+    radii = [r for r in read.radii if _same_question(r, read.radii[-1])]
     return Certification(read.path, read.summary, records, radii)
+
+
+def _same_question(one: Record | Radius, other: Record | Radius) -> bool:
+    """Whether two results are about the same network and the same set of allowed changes."""
+    return (one.model, one.perturbation) == (other.model, other.perturbation)
 
 
 def _json(file: Path) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from torch import nn
 
 from advibp import nets
 from advibp.data import Data, Lazy, Loader, Split
+from advibp.data.features import plain_range
 from advibp.data.lazy import sample_few
 from advibp.errors import UserError
 from advibp.recipe import Recipe
@@ -59,9 +60,11 @@ def named_by_sources(recipe: Recipe, net: nn.Module, data: Data, given: set[str]
     if origin is None:
         changes["data"] = data.name
     elif origin.source != recipe.data:
-        changes |= {"data": origin.source, "size": origin.size, "data_root": origin.root}
+        changes |= {"data": origin.source, "size": origin.size, "data_root": origin.root, "label": origin.label}
     if origin is not None and len(data.validation):
         changes |= {"validation": len(data.validation), "limit": origin.limit}
+    if recipe.input_range == "auto":
+        changes["input_range"] = plain_range(data.input_range, data.input_shape)
     return dataclasses.replace(recipe, **{key: value for key, value in changes.items() if key not in given})
 
 
@@ -179,7 +182,7 @@ def continued_names(stored: Recipe, recipe: Recipe, named: Recipe) -> Recipe:
         recipe: the requested recipe, before `named_by_sources`.
         named: the same after it. Images are compared by their fingerprint and weights when they are loaded.
     """
-    keys = ("data", "data_root", "size", "limit", "validation", "net", "normalize")
+    keys = ("data", "data_root", "size", "label", "limit", "validation", "net", "normalize")
     kept = {key: getattr(stored, key) for key in keys if getattr(named, key) != getattr(recipe, key)}
     if is_same_code(stored.net, named.net):
         kept["net"] = stored.net

@@ -193,7 +193,10 @@ def _parameters(training: Training) -> int:
 def _model_facts(training: Training) -> dict[str, Any]:
     data = training.data
     names = {} if data.class_names is None else {"class_names": list(data.class_names)}
-    return {"input_shape": list(data.input_shape), "classes": data.classes, **names}
+    features = {} if data.feature_names is None else {"feature_names": list(data.feature_names)}
+    around = training.perturbation.as_dict()  # {} for images
+    described = {**names, **features, **({"perturbation": around} if around else {})}
+    return {"input_shape": list(data.input_shape), "classes": data.classes, **described}
 
 
 def _finish(

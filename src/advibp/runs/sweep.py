@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from advibp.bounds import Perturbation
 from advibp.data import Data
 from advibp.data.user_data import Images
 from advibp.errors import UserError
@@ -72,7 +73,7 @@ class Evaluation:
         if self.by:
             in_order(self.by)
         for eps in self.eps:
-            check_eps(eps)
+            check_eps(eps, math.inf)
         if self.budget is not None and not 0 < self.budget < math.inf:
             raise UserError(f"budget is {self.budget}, but must be a number of seconds above 0.")
 
@@ -164,11 +165,14 @@ def _measure(options: Sweep, evaluation: Evaluation, recipe: Recipe, path: Path,
         recipe = shorten(recipe, 0.9 * options.seconds, estimate_seconds(first_net(recipe, data), data, recipe, method))
     net = train_or_open(recipe, data, path, method=method, show=show)
     # Validation images have a folder of their own, because readers of `certify` take its images for test images.
-    eps, certificates = list(evaluation.eps or [recipe.eps]), {}
+    eps, certificates, around = list(evaluation.eps or [recipe.eps]), {}, recipe.perturbation(data)
     if len(data.validation):
-        certificates["validation"] = evaluate(net, data.validation, evaluation, eps, path / "certify-validation")
+        folder_of_validation = path / "certify-validation"
+        certificates["validation"] = evaluate(
+            net, data.validation, evaluation, eps, folder_of_validation, perturbation=around
+        )
     if evaluation.split == "test":
-        certificates["test"] = evaluate(net, data.test, evaluation, eps, path / "certify")
+        certificates["test"] = evaluate(net, data.test, evaluation, eps, path / "certify", perturbation=around)
     if evaluation.split not in certificates:
         raise UserError("The data has no validation images; use another split, or give --validation N.")
     percent = {
@@ -203,7 +207,13 @@ def train_or_open(recipe: Recipe, data: Data, path: Path, *, method: Method | No
 
 
 def evaluate(
-    net: nn.Module, images: Images, evaluation: Evaluation, eps: Sequence[float], out: Path, command: str = ""
+    net: nn.Module,
+    images: Images,
+    evaluation: Evaluation,
+    eps: Sequence[float],
+    out: Path,
+    command: str = "",
+    perturbation: Perturbation | None = None,
 ) -> Certificate:
     """Certify into a folder. Verdicts that are already in the folder are reused."""
     return certify(
@@ -217,6 +227,7 @@ def evaluate(
         sample=evaluation.sample,
         out=out,
         command=command,
+        perturbation=perturbation,
     )
 
 
@@ -227,7 +238,7 @@ class DataCache:
         self._last: dict[tuple[object, ...], Data] = {}
 
     def __call__(self, recipe: Recipe) -> Data:
-        key = (recipe.data, recipe.limit, recipe.validation, recipe.size, recipe.data_root)
+        key = (recipe.data, recipe.limit, recipe.validation, recipe.size, recipe.data_root, recipe.label)
         if key not in self._last:
             data = load_data(recipe, recipe.data, recipe.limit)
             self._last = {key: data}  # only one, to save memory

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -41,7 +42,7 @@ class Feed:
         self.recipe, self.device = recipe, device
         self._examples: dict[int, tuple[Tensor, Tensor]] = {}
         if isinstance(self.images, Split):
-            self.images = Split(self.images.x.to(device), self.images.y.to(device))
+            self.images = replace(self.images, x=self.images.x.to(device), y=self.images.y.to(device))
         if isinstance(self.images, Loader):
             self.batch_size, self.steps_per_epoch = self.images.batch_size, len(self.images)
         else:

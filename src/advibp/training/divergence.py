@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from advibp.bounds import Box
+from advibp.bounds import Box, Perturbation
 from advibp.bounds.graph.tape import Tape
+from advibp.bounds.perturbation import PIXELS
 from advibp.errors import UserError
 from advibp.execution import batchnorm
 
@@ -26,7 +27,7 @@ class Width(NamedTuple):
 
 
 @torch.no_grad()
-def widths(net: nn.Module, x: Tensor, eps: float, *, of: int = 8) -> list[Width]:
+def widths(net: nn.Module, x: Tensor, eps: float, perturbation: Perturbation = PIXELS, *, of: int = 8) -> list[Width]:
     """Return the mean width of the bounds after every operation, beginning with the input.
 
     Layers keep their modes, and BatchNorm uses the statistics of the whole batch, as in training.
@@ -35,12 +36,13 @@ def widths(net: nn.Module, x: Tensor, eps: float, *, of: int = 8) -> list[Width]
         net: the network.
         x: a batch, (B, ...).
         eps: radius.
+        perturbation: the set of allowed changes of an input. Default: that of images.
         of: number of samples for which bounds are computed.
     """
     with batchnorm.step(net, batchnorm.in_training(net, x)) as statistics:
         if statistics:
             statistics.capture(net, x)
-        box = Box.ball(x[:of], eps)
+        box = perturbation.box(x[:of], eps)
         tape = Tape.record(net, box)
         result = [Width("the input", _mean_width(box))]
         for index, value in tape.trace(box):
@@ -53,10 +55,10 @@ def _mean_width(box: Box) -> float:
     return 2 * float(box.radius.double().mean())
 
 
-def explain(net: nn.Module, x: Tensor, eps: float) -> str:
+def explain(net: nn.Module, x: Tensor, eps: float, perturbation: Perturbation = PIXELS) -> str:
     """Return a clause that says where the bounds of a few samples grow most."""
     try:
-        result = widths(net, x, eps)
+        result = widths(net, x, eps, perturbation)
     except Exception:  # the network can't be recorded or bounded; the caller's message matters more
         return "the bounds of its layers can't be computed"
     for width in result:

@@ -30,7 +30,9 @@ def check(training: Training) -> None:
     if len(training.data.validation) == 0:
         raise UserError("There are no validation images; hold some out: data.load(..., validation=1000).")
     try:
-        ibp_margins.evaluate(training.net, x, y, training.recipe.eps)  # every epoch ends with this
+        ibp_margins.evaluate(
+            training.net, x, y, training.recipe.eps, training.perturbation
+        )  # every epoch ends with this
         with (
             training.stages.with_buffers_restored(),
             batchnorm.step(training.net, training.trains_batchnorm) as statistics,
@@ -46,6 +48,11 @@ def check(training: Training) -> None:
 
 def _check_options(training: Training) -> None:
     recipe, method = training.recipe, training.method
+    if (recipe.flip or recipe.crop) and len(training.data.input_shape) != 3:
+        raise UserError(
+            f"flip and crop augment images, and the inputs have the shape {training.data.input_shape}; set flip to "
+            "false and crop to 0."
+        )
     has_domain = "domain" in method.recipe_keys
     if training.trains_batchnorm and not (method.batchnorm or (has_domain and recipe.domain == "box")):
         raise UserError(
@@ -91,7 +98,8 @@ def _check_objectives(training: Training, x: Tensor, y: Tensor) -> None:
     """Run each objective once, on images and on the latent inputs of every stage. It may be the user's."""
     recipe, settings = training.recipe, training.settings
     with record_pre_activations() as entering:
-        _run(training, Inputs(training.net, Ball(x, recipe.eps)), y, Context(ramped=0.0, settings=settings))
+        ball = Ball.of(x, recipe.eps, training.perturbation)
+        _run(training, Inputs(training.net, ball), y, Context(ramped=0.0, settings=settings))
     if "regularizer" in training.method.recipe_keys and recipe.regularizer and not _sets(entering):
         raise UserError(
             f"{recipe.method} has a regularizer for ReLUs, and the network has none; set regularizer to 0, or train by "

@@ -18,14 +18,15 @@ from torch import Tensor, nn
 
 from advibp import attacks
 from advibp.attacks import Range
-from advibp.bounds import Box
+from advibp.bounds import Box, Perturbation
 from advibp.bounds.graph.cut import Cut, cuts
 from advibp.bounds.latent import LatentZonotope
+from advibp.bounds.perturbation import PIXELS
 from advibp.errors import UserError
 from advibp.execution import batchnorm
 from advibp.execution.modes import is_dropout
 from advibp.execution.own_copy import run_on_copy
-from advibp.objectives import PIXELS, Ball
+from advibp.objectives import Ball
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Inputs:
 
     net: Any
     ball: Ball
-    fosc_within: Range = PIXELS
+    fosc_within: Range = (0.0, 1.0)
 
     def fosc(self, point: Tensor, gradient: Tensor) -> Tensor:
         """Return the mean FOSC of the batch, in the scale of each sample's loss.
@@ -63,11 +64,21 @@ class Stages:
     Args:
         net: the network.
         projections: latent sets are zonotopes that this many random projections estimate; None: boxes.
-        fosc_within: the range to which FOSC's set is clipped; None for the whole ball, as printed in the paper.
+        perturbation: the set of allowed changes of an input. Default: that of images.
+        clips_fosc: whether FOSC's set is clipped to the range of the inputs. False: the whole ball, as printed in the
+            paper.
     """
 
-    def __init__(self, net: nn.Module, projections: int | None = None, fosc_within: Range = PIXELS) -> None:
-        self.net, self.stage, self.projections, self.fosc_within = net, 0, projections, fosc_within
+    def __init__(
+        self,
+        net: nn.Module,
+        projections: int | None = None,
+        perturbation: Perturbation = PIXELS,
+        *,
+        clips_fosc: bool = True,
+    ) -> None:
+        self.net, self.stage, self.projections, self.perturbation = net, 0, projections, perturbation
+        self.fosc_within = perturbation.within if clips_fosc else None
         # Every layer keeps its mode: a layer that the user put in evaluation mode stays in it. Dropout is off.
         self.modes = [(module, module.training and not is_dropout(module)) for module in net.modules()]
         self._cuts: dict[int, Cut] = {}  # by batch size, because a recorded graph is valid for one
@@ -109,8 +120,8 @@ class Stages:
     def inputs(self, x: Tensor, eps: float) -> Inputs:
         """Return what this stage trains, and its set of inputs: the ball around x, or its image in the latent space."""
         if not self.stage:
-            return Inputs(self.net, Ball(x, eps), self.fosc_within)
-        return self._latent(self.cut(x), Box.ball(x, eps))
+            return Inputs(self.net, Ball.of(x, eps, self.perturbation), self.fosc_within)
+        return self._latent(self.cut(x), self.perturbation.box(x, eps))
 
     def _latent(self, cut: Cut, box: Box) -> Inputs:
         with torch.no_grad(), batchnorm.Population():
@@ -124,7 +135,7 @@ class Stages:
     def latent(self, stages: int, x: Tensor, eps: float) -> Iterator[Inputs]:
         """Yield the inputs of each stage, to check them before training."""
         for cut in self._find_cuts(x)[0][:stages] if stages else []:
-            yield self._latent(cut, Box.ball(x, eps))
+            yield self._latent(cut, self.perturbation.box(x, eps))
 
     def clean(self, x: Tensor) -> Tensor:
         """Return the inputs x as this stage gets them: x itself, or its latent representation."""

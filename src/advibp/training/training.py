@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from advibp import objectives, schedules
+from advibp.bounds import Perturbation
 from advibp.data import Data
 from advibp.display.eps import format_eps
 from advibp.errors import UserError
@@ -23,7 +24,7 @@ from advibp.execution import memory_format
 from advibp.execution.device import resolve_device
 from advibp.execution.seeds import mix, seed_everything
 from advibp.methods import METHODS, Method, make_weighting
-from advibp.objectives import PIXELS, Context, Objective, Settings
+from advibp.objectives import Context, Objective, Settings
 from advibp.recipe import Recipe
 from advibp.storage import checkpoint
 from advibp.training import divergence, preflight
@@ -79,7 +80,8 @@ class Training:
         self.method = self._find_method()
         self.settings = Settings.of(recipe)
         projections = recipe.projections if self.method.latent == "zonotope" else None
-        self.stages = Stages(self.net, projections, PIXELS if recipe.fosc_set == "clipped" else None)
+        self.perturbation = self._find_perturbation()
+        self.stages = Stages(self.net, projections, self.perturbation, clips_fosc=recipe.fosc_set == "clipped")
         self.timeline = recipe.timeline()
         self.feed = Feed(self.data, recipe, self.device)
         self.batch_size, self.steps_per_epoch = self.feed.batch_size, self.feed.steps_per_epoch
@@ -99,6 +101,13 @@ class Training:
         if self.recipe.method not in METHODS:
             raise UserError(f"The recipe's method, {self.recipe.method}, is a user's; pass the Method as `method`.")
         return METHODS[self.recipe.method]
+
+    def _find_perturbation(self) -> Perturbation:
+        """Return the set of allowed changes of an input, on the device."""
+        found = self.recipe.perturbation(self.data)
+        if found.is_pixels:
+            self.recipe.check_eps_of_images()
+        return found.on(torch.empty(0, device=self.device))
 
     def _make_gate(self) -> Gate:
         recipe, line = self.recipe, self.timeline
@@ -246,7 +255,7 @@ class Training:
         bad = [f"{name} is {value:.3g}" for name, value in named if not value <= self.recipe.max_loss]
         if bad or not math.isfinite(length):
             with self.stages.with_buffers_restored():
-                where = divergence.explain(self.net, x, step.eps or self.recipe.eps)
+                where = divergence.explain(self.net, x, step.eps or self.recipe.eps, self.perturbation)
             self._diverged(" and ".join(bad) or "the gradient is not finite", where)
         return float(length)
 
@@ -324,4 +333,5 @@ class Training:
         """Classify the validation images, and bound them by IBP at eps_train."""
         self.net.eval()
         held_out = self.data.validation
-        return ibp_margins.evaluate(self.net, held_out.x.to(self.device), held_out.y.to(self.device), self.recipe.eps)
+        x, y = held_out.x.to(self.device), held_out.y.to(self.device)
+        return ibp_margins.evaluate(self.net, x, y, self.recipe.eps, self.perturbation)

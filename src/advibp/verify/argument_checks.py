@@ -38,20 +38,22 @@ def check_net(net: Any, other: Any, usage: str) -> nn.Module:
     return net
 
 
-def check_eps(eps: Any) -> float:
-    """Convert a radius in (0, 1]: a number, a tensor of one number, or a text such as 8/255."""
+def check_eps(eps: Any, largest: float = 1.0) -> float:
+    """Convert a radius: a number in (0, largest], a tensor of one number, or a text such as 8/255."""
     value = eps
     if isinstance(value, Tensor) and value.dim() == 0 and not value.is_meta and value.dtype != torch.bool:
         value = value.item()
     try:
         if isinstance(value, str):
-            return float(number(0, 1, above=True)(value))
-        if _is_number(value) and 0 < value <= 1:
+            return float(number(0, largest, above=True)(value))
+        if is_finite(value) and 0 < value <= largest:
             return float(value)
     except ValueError:
         pass
     shown = value if _is_number(value) else shortened(eps)
-    raise UserError(f"eps is {shown}, but must be a number in (0, 1], a pixel difference such as 0.3 or 8/255.")
+    if largest < math.inf:
+        raise UserError(f"eps is {shown}, but must be a number in (0, 1], a pixel difference such as 0.3 or 8/255.")
+    raise UserError(f"eps is {shown}, but must be a number above 0, in the units of the features.")
 
 
 def check_whole(name: str, value: Any, least: int | None = None) -> int:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from advibp.bounds import Perturbation
 from advibp.data.user_data import Images
 from advibp.execution.own_copy import run_on_copy
+from advibp.verify.arguments import parse_perturbation
 from advibp.verify.attack_options import Attack, start_generator
 from advibp.verify.certification import Progress
 
@@ -37,14 +39,17 @@ def attack_all(
     batch_size: int = 500,
     seed: int = 0,
     progress: Progress | None = None,
+    perturbation: Perturbation | None = None,
 ) -> Attacks:
-    """Attack all images, with the same random starts as `certify`."""
+    """Attack all images, with the same random starts as `certify`. The arguments are those of `certify`."""
+    around = parse_perturbation(images, perturbation)
     batches: list[tuple[Tensor, Tensor, Tensor]] = []
     device = next(net.parameters()).device
     for start in range(0, len(images), batch_size):
         x, y = images.batch(torch.arange(start, min(start + batch_size, len(images))))
         x, y = x.to(device), y.to(device)
-        attacked = attack(net, x, y, eps, [start_generator(seed, i, eps) for i in range(start, start + len(x))])
+        generators = [start_generator(seed, i, eps) for i in range(start, start + len(x))]
+        attacked = attack(net, x, y, eps, generators, perturbation=around)
         with torch.no_grad():
             wrong = run_on_copy(net, x).argmax(1) != y
         attacked.x_adv[wrong] = x[wrong]

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from advibp import attacks
+from advibp.bounds import Perturbation
+from advibp.bounds.perturbation import PIXELS
 from advibp.errors import UserError
 from advibp.execution.keywords import known_keywords
 from advibp.execution.seeds import mix, mix_number
@@ -77,17 +79,19 @@ class Attack:
         eps: float | Tensor,
         generators: Sequence[torch.Generator] | None = None,
         required_margin: float | Tensor = 0.0,
+        perturbation: Perturbation = PIXELS,
     ) -> attacks.AttackResult:
         """Attack a batch of images.
 
         Args:
             net: The network, in evaluation mode.
-            x: Images (B, ...) in [0, 1].
+            x: Inputs (B, ...), within the range of the perturbation.
             y: Labels (B,).
             eps: Radius, or a tensor of radii that broadcasts to x.
             generators: A generator for the random starts of each image. Default: torch's global generator.
             required_margin: How much larger than the label's logit another logit must be for the image to count as
                 broken: a number, or (B,). Default: 0.
+            perturbation: The set of allowed changes. Default: that of images in [0, 1].
         """
         options: dict[str, Any] = {
             "steps": self.steps,
@@ -95,7 +99,9 @@ class Attack:
             "loss": self.loss,
             "generators": generators,
             "required_margin": required_margin,
+            "within": perturbation.on(x).within,
         }
+        eps = perturbation.inner_radius(eps, x)
         if self.step is None:
             return attacks.linf_apgd(net, x, y, eps, **options)
         return attacks.linf_pgd(net, x, y, eps, rel_stepsize=self.step, **options)

@@ -17,9 +17,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from advibp.bounds import Box
+from advibp.bounds import Box, Perturbation
 from advibp.bounds.linear.crown import LinearBounds
 from advibp.bounds.linear.kinks import Kinks
+from advibp.bounds.perturbation import PIXELS
 from advibp.bounds.rounded import Rounded
 from advibp.errors import UserError
 from advibp.execution.own_copy import run_on_copy
@@ -44,6 +45,8 @@ class Cascade:
     budget: float = math.inf  # seconds per image
     arithmetic: Arithmetic = "float32"  # that proofs cover
     weights: str = ""  # fingerprint of the weights, for the records
+    perturbation: Perturbation = PIXELS
+    set: str = ""  # fingerprint of the perturbation
 
     def is_valid(self, record: Record, image: str) -> bool:
         """Whether an earlier record is kept. A decided image stays decided, also if the attack is another one now.
@@ -52,7 +55,7 @@ class Cascade:
             record: The earlier record.
             image: Fingerprint of the image.
         """
-        if (record.model, record.image) != (self.model, image):
+        if (record.model, record.image, record.perturbation) != (self.model, image, self.set):
             return False
         decided = record.verdict in ("robust", "falsified", "misclassified")
         if record.arithmetic != self.arithmetic and record.verdict != "misclassified":
@@ -124,6 +127,7 @@ class Cascade:
                 arithmetic=self.arithmetic,
                 real_margin=batch.real_margins.get(i),
                 weights=self.weights,
+                perturbation=self.set,
             )
             for i, index in enumerate(indices)
         ]
@@ -146,7 +150,13 @@ class Cascade:
             generators = [start_generator(self.seed, batch.indices[i], batch.eps) for i in left.tolist()]
             x, y = batch.x[left], batch.y[left]
             attacked = self.attack(
-                self.net, x, y, batch.eps, generators=generators, required_margin=self._rounding_of_margins(x, y)
+                self.net,
+                x,
+                y,
+                batch.eps,
+                generators=generators,
+                required_margin=self._rounding_of_margins(x, y),
+                perturbation=self.perturbation,
             )
             broken = attacked.broken & self._always_wrong(attacked.x_adv, y)
         if bool(broken.any()):
@@ -175,7 +185,8 @@ class Cascade:
         return logits
 
     def _inputs(self, x: Tensor, eps: float) -> Box | Rounded:
-        return Box.ball(x, eps) if self.arithmetic == "real" else Rounded.ball(x, eps)
+        around = self.perturbation
+        return around.box(x, eps) if self.arithmetic == "real" else around.rounded(x, eps)
 
     @torch.no_grad()
     def _note_real_proofs(self, batch: _Batch) -> None:
@@ -183,7 +194,7 @@ class Cascade:
         if self.arithmetic == "real" or batch.proof is None or len(batch.left) == 0:
             return
         rows = batch.left
-        proof = Proof(self.net, Box.ball(batch.x[rows], batch.eps), batch.y[rows])
+        proof = Proof(self.net, self.perturbation.box(batch.x[rows], batch.eps), batch.y[rows])
         # Linear bounds are computed again only if rounding may have cost them the proof.
         near = (proof.tighten("ibp") > 0) | (batch.proof.tighten("ibp") + 2 * batch.proof.lost > 0)
         if bool(near.any()):
@@ -224,7 +235,7 @@ class Cascade:
             with batch.timed(one):
                 left = max(0.0, self.budget - float(batch.seconds[row]))
                 question = Question.robustness(
-                    self.net, batch.x[row : row + 1], label, batch.eps, len(known), real
+                    self.net, batch.x[row : row + 1], label, batch.eps, len(known), real, self.perturbation
                 ).about([k for k, margin in enumerate(margins) if not margin > threshold])
                 answer = searches()[check](question, seconds=left if last else left / 2)  # half for later checks
             batch.set_margins(one, torch.tensor([min([answer.margin, *(m for m in margins if m > threshold)])]))

@@ -7,7 +7,7 @@ import json
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from advibp.bounds import Perturbation
 from advibp.callbacks import CallbackGroup
 from advibp.data import Data, Split
 from advibp.data.user_data import Images
@@ -34,13 +35,13 @@ from advibp.verify.argument_checks import (
     make_folder,
     named,
 )
-from advibp.verify.arguments import USAGE, parse_images_and_radii
+from advibp.verify.arguments import USAGE, parse_images_and_radii, parse_perturbation
 from advibp.verify.attack_options import Attack, check_attack
 from advibp.verify.cascade import Cascade, check_labels
 from advibp.verify.collapse import CollapseWarning
 from advibp.verify.precision import Arithmetic, check_types, full_precision
 from advibp.verify.records import Certificate, Record, RecordFile
-from advibp.verify.selftest import FEW, check_function
+from advibp.verify.selftest import FEW, check_function, spread_over
 from advibp.verify.summary import summarize
 from advibp.verify.verifiers import VERIFIERS, check_arithmetic, in_order, searches
 from advibp.verify.workers import in_workers
@@ -71,8 +72,8 @@ class _Job:
 def certify(
     net: nn.Module,
     images: Images | Data | Sequence[Tensor] | Dataset[Any] | DataLoader[Any] | Tensor | None = None,
-    y: Tensor | Radii | None = None,
-    eps: Radii | None = None,
+    y: Tensor | Radii | Mapping[str, float | str] | None = None,
+    eps: Radii | Mapping[str, float | str] | None = None,
     *,
     by: str | Sequence[str] = ("ibp",),
     arithmetic: str | None = None,
@@ -86,6 +87,7 @@ def certify(
     seed: int = 0,
     progress: Progress | None = None,
     callbacks: Sequence[object] | None = None,
+    perturbation: Perturbation | None = None,
 ) -> Certificate:
     """Give every image a verdict at every eps: certify(net, images, eps) or certify(net, x, y, eps).
 
@@ -106,7 +108,8 @@ def certify(
             of tensors, a Dataset or a DataLoader. A Dataset is read in batches. A DataLoader that shuffles or augments
             is read once. Of a `Data` set, or (x_train, y_train, x_test, y_test), the test images are used.
         y: Labels (N,) if `images` is a tensor. Otherwise the third positional argument is `eps`.
-        eps: One radius or several, in (0, 1]. A text such as "8/255" is allowed.
+        eps: One radius or several, in (0, 1] for images. A text such as "8/255" is allowed. Or a radius for each
+            feature by name: the largest one is then the eps of the records.
         by: Names of verifiers (see `advibp.verify.verifiers.VERIFIERS`), in any order. "complete" stands for those that
             decide every image, given enough time. Default: IBP.
         arithmetic: What the proofs cover. Default: every evaluation of the network in its own type, float32 or float64,
@@ -123,6 +126,8 @@ def certify(
         seed: Seed of the attack's random starts and of `sample`. Default: 0.
         progress: Called after each batch. Default: a progress bar on a terminal or in a notebook.
         callbacks: Objects with `on_certify_start` or `on_certify_end`; see `advibp.callbacks.Callback`.
+        perturbation: The range of valid inputs, and the scale of each feature's radius. Default: the range of the data
+            set, which is [0, 1] for tensors, and one radius for all features.
 
     Returns:
         A record for each image and eps, sorted by eps in the order given and by image.
@@ -131,7 +136,7 @@ def certify(
         UserError: If an argument is wrong or would be ignored, or if the network can't be certified.
     """
     check_net(net, images, USAGE)
-    images, radii = parse_images_and_radii(images, y, eps)
+    images, radii, around = parse_images_and_radii(images, y, eps, perturbation)
     verifiers = in_order(by)
     searching = any(name in searches() for name in verifiers)
     seconds = _check_budget(budget, verifiers)
@@ -151,8 +156,8 @@ def certify(
         _notify(group, "on_certify_start", {**facts, "arithmetic": kind, "out": str(folder) if folder else None})
         net.eval()  # after the callbacks, which may change the network
         weights = weights_fingerprint(net)
-        model = check_inputs(net, images)
-        cascade = Cascade(net, verifiers, attack or Attack(), folder, seed, model, seconds, kind, weights)
+        model, around, name = check_inputs(net, images, around), *prepare_set(around, net, images)
+        cascade = Cascade(net, verifiers, attack or Attack(), folder, seed, model, seconds, kind, weights, around, name)
         if searching:
             cascade.check_exact(images.batch(torch.arange(1))[0])
         if folder:
@@ -169,7 +174,7 @@ def certify(
             x, y = images.batch(torch.tensor(job.indices)) if job.indices else (None, None)
             return [] if x is None or y is None else cascade.decide(x, y, job.indices, job.fingerprints, job.eps)
 
-        jobs = _test_first(net, images, _jobs(cascade, images, chosen, radii, size, file))
+        jobs = _test_first(net, images, around, _jobs(cascade, images, chosen, radii, size, file))
         workers = min(workers, len(radii) * math.ceil(len(chosen) / size))
         records: list[Record] = []
         verdicts: dict[float, Counter[str]] = {}
@@ -191,6 +196,7 @@ def certify(
             seed=seed,
             budget=None if budget is None else seconds,
             command=command,
+            perturbation=around,
         )
         if file and folder:
             file.compact()
@@ -236,12 +242,12 @@ def _jobs(
         yield _Job(radius, known, indices, [prints[i] for i in indices])
 
 
-def _test_first(net: nn.Module, images: Images, jobs: Iterator[_Job]) -> Iterator[_Job]:
+def _test_first(net: nn.Module, images: Images, around: Perturbation, jobs: Iterator[_Job]) -> Iterator[_Job]:
     """Yield the jobs; before the first one with images to decide, run the self-test of the network on some of them."""
     tested = False
     for job in jobs:
         if job.indices and not tested:
-            check_function(net, images.batch(torch.tensor(job.indices[:FEW]))[0])
+            check_function(net, images.batch(torch.tensor(job.indices[:FEW]))[0], around.within)
             tested = True
         yield job
 
@@ -281,20 +287,52 @@ def arithmetic_of(net: nn.Module, arithmetic: str | None = None) -> Arithmetic:
     return "real" if arithmetic == "real" else default
 
 
-def check_inputs(net: nn.Module, images: Images) -> str:
-    """Raise a UserError if the network can't be certified on these images; otherwise return its fingerprint."""
+def prepare_set(perturbation: Perturbation, net: nn.Module, images: Images) -> tuple[Perturbation, str]:
+    """Return a perturbation on the device of the network and in the type of the images, and its fingerprint.
+
+    Raises:
+        UserError: If its range or scale does not fit the shape of an image.
+    """
+    x = images.batch(torch.arange(1))[0]
+    perturbation.check_shape(x.shape[1:])
+    around = perturbation.on(x.to(next(net.parameters()).device))
+    return around, set_fingerprint(around)
+
+
+def set_fingerprint(perturbation: Perturbation) -> str:
+    """Fingerprint of a range and a scale; "" for images in [0, 1] with one radius."""
+    state = perturbation.state()
+    return checkpoint.fingerprint(state) if state else ""
+
+
+def check_inputs(net: nn.Module, images: Images, perturbation: Perturbation | None = None) -> str:
+    """Raise a UserError if the network can't be certified on these images; otherwise return its fingerprint.
+
+    Args:
+        net: The network.
+        images: The images.
+        perturbation: It has the range of the images. Default: that of their data set.
+    """
     if len(images) == 0:
         raise UserError("There are no images; give at least one.")
     # Images in memory are checked here, other images when they are read.
     x, y = (images.x, images.y) if isinstance(images, Split) else images.batch(torch.arange(1))
-    if not bool(((x >= 0) & (x <= 1)).all()):
-        raise UserError("The images leave [0, 1] or hold NaN; scale them to [0, 1] and normalize inside the network.")
+    around = parse_perturbation(images, perturbation)
+    around.check_shape(x.shape[1:])
+    around = around.on(x)
+    if not bool(((x >= around.low) & (x <= around.high) & x.isfinite()).all()):
+        if around.is_pixels:
+            raise UserError(
+                "The images leave [0, 1] or hold NaN; scale them to [0, 1] and normalize inside the network. If the "
+                "inputs are not images, give the range of valid inputs: perturbation=advibp.Perturbation(low, high)."
+            )
+        raise UserError("Some inputs leave the range of valid inputs or hold NaN; correct the inputs or the range.")
     first = next(net.parameters(), None)
     if first is None:
         raise UserError("The network has no parameters; there is nothing to certify.")
     if x.dtype != first.dtype:
         raise UserError(f"The images are {x.dtype}, the network is {first.dtype}; convert one of them.")
-    logits, model = _run_on_noise(net, x)
+    logits, model = _run_on_noise(net, x, around)
     if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.dim() != 2 or logits.shape[1] < 2:
         found = f"{logits.dtype} of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else named(logits)
         raise UserError(
@@ -308,13 +346,13 @@ def check_inputs(net: nn.Module, images: Images) -> str:
 
 
 @torch.no_grad()
-def _run_on_noise(net: nn.Module, x: Tensor) -> tuple[Any, str]:
+def _run_on_noise(net: nn.Module, x: Tensor, around: Perturbation) -> tuple[Any, str]:
     """Logits of eight fixed noise images of the shape of x, and a fingerprint of the network.
 
     The fingerprint is that of the weights and of the logits, because the weights do not determine `forward`. The logits
     are rounded to thousandths of the largest, so that it does not depend on the number of threads.
     """
-    probe = torch.rand(8, *x.shape[1:], generator=torch.Generator().manual_seed(0), dtype=x.dtype)
+    probe = spread_over(torch.rand(8, *x.shape[1:], generator=torch.Generator().manual_seed(0), dtype=x.dtype), around)
     try:
         logits = net(probe.to(next(net.parameters()).device))
     except Exception as error:  # a user's network may raise anything

@@ -7,15 +7,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from advibp.bounds import Box
+from advibp.bounds import Perturbation
 from advibp.bounds.labels import smallest_margin
+from advibp.bounds.perturbation import PIXELS
 from advibp.execution.own_copy import run_on_copy
 
 
 @torch.no_grad()
-def lower_margin(net: nn.Module, x: Tensor, y: Tensor, eps: float | Tensor) -> Tensor:
-    """Lower bound by IBP of the smallest margin of each image over its ball within [0, 1]: (B, ...) -> (B,)."""
-    return smallest_margin(net(Box.ball(x, eps)).lower_margins(y), y)
+def lower_margin(
+    net: nn.Module, x: Tensor, y: Tensor, eps: float | Tensor, perturbation: Perturbation = PIXELS
+) -> Tensor:
+    """Lower bound by IBP of the smallest margin of each input over its set: (B, ...) -> (B,)."""
+    return smallest_margin(net(perturbation.box(x, eps)).lower_margins(y), y)
 
 
 class Evaluation(NamedTuple):
@@ -43,10 +46,12 @@ class Evaluation(NamedTuple):
 
 
 @torch.no_grad()
-def evaluate(net: nn.Module, x: Tensor, y: Tensor, eps: float, *, batch_size: int = 1000) -> Evaluation:
-    """Classify images, and bound them by IBP."""
+def evaluate(
+    net: nn.Module, x: Tensor, y: Tensor, eps: float, perturbation: Perturbation = PIXELS, *, batch_size: int = 1000
+) -> Evaluation:
+    """Classify inputs, and bound them by IBP."""
     parts = [
-        (run_on_copy(net, xs).argmax(1), lower_margin(net, xs, ys, eps) > 0)
+        (run_on_copy(net, xs).argmax(1), lower_margin(net, xs, ys, eps, perturbation) > 0)
         for xs, ys in zip(x.split(batch_size), y.split(batch_size), strict=True)
     ]
     predictions, proved = (torch.cat(part) for part in zip(*parts, strict=True))

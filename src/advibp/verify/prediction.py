@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from advibp.bounds import Box
+from advibp.bounds import Box, Perturbation
+from advibp.bounds.perturbation import PIXELS
 from advibp.bounds.rounded import Rounded
+from advibp.data.features import radii_of_features
 from advibp.errors import UserError
 from advibp.execution.modes import preserve_modes
 from advibp.execution.own_copy import run_on_copy
@@ -23,7 +26,7 @@ from advibp.verify.precision import check_types, full_precision
 from advibp.verify.radius import per_image, proved_images
 from advibp.verify.radius_search import FIRST_RADII, search_radii
 from advibp.verify.recorded_bounds import Program, record
-from advibp.verify.selftest import check_function
+from advibp.verify.selftest import check_function, spread_over
 from advibp.verify.verifiers import bounding_verifiers, check_arithmetic, in_order
 
 USAGE = "predict(net, x, eps=0.1)"
@@ -41,7 +44,8 @@ class Prediction:
         name: Name of the class; its number if the names are not known.
         score: Softmax of the class, from 0 to 1.
         eps: The eps at which the class was to be proved; None if none was given.
-        certified: Whether the class is proved for every change of up to `eps` per pixel; None without `eps`.
+        certified: Whether the class is proved for every change of up to `eps` per pixel, or of up to `eps` times its
+            scale per feature; None without `eps`.
         radius: Largest eps that was proved, up to the tolerance of the search; None if it was not asked for.
         arithmetic: What the proof covers: "float32", "float64" or "real".
 
@@ -87,7 +91,8 @@ class Predictor:
 
     Args:
         net: The network. It is used in evaluation mode and is not changed.
-        eps: Prove the class at this eps, a number in (0, 1] or a text such as "8/255". Default: None.
+        eps: Prove the class at this eps, a number, in (0, 1] for images, or a text such as "8/255"; or a radius for
+            each feature by name. Default: None.
         radius: Also find the largest eps that is proved. Default: only if `eps` is None.
         by: Names of verifiers that are not searches. Default: IBP.
         arithmetic: What the proofs cover, as in `certify`. Default: every evaluation in the network's own type.
@@ -98,6 +103,10 @@ class Predictor:
             1e-4.
         fast: Record the IBP pass of single images as a program, which takes a few seconds and makes later calls several
             times faster. The results are the same. Needs `input_shape`. Default: False.
+        perturbation: Range of the inputs, and scale of each feature's radius. Default: those of images in [0, 1].
+        feature_names: Names of the features, for an `eps` by name.
+        most: Radii are searched up to this eps. Default: the eps at which the set is the whole range, which is 1 for
+            images; 1 if a feature has no limit.
 
     Raises:
         UserError: If an argument is wrong, or the network can't be certified.
@@ -117,7 +126,7 @@ class Predictor:
         self,
         net: nn.Module,
         *,
-        eps: float | str | None = None,
+        eps: float | str | Mapping[str, float | str] | None = None,
         radius: bool | None = None,
         by: str | Sequence[str] = ("ibp",),
         arithmetic: str | None = None,
@@ -125,9 +134,15 @@ class Predictor:
         input_shape: Sequence[int] | None = None,
         tolerance: float = 1e-4,
         fast: bool = False,
+        perturbation: Perturbation = PIXELS,
+        feature_names: Sequence[str] | None = None,
+        most: float | None = None,
     ) -> None:
         check_net(net, None, USAGE)
-        self.eps = None if eps is None else check_eps(eps)
+        if isinstance(eps, Mapping):
+            radii = radii_of_features(eps, feature_names)
+            eps, perturbation = Perturbation.from_radii(radii, perturbation.low, perturbation.high)
+        self.eps = None if eps is None else check_eps(eps, 1.0 if perturbation.is_pixels else math.inf)
         self.radius = eps is None if radius is None else radius
         self.by = in_order(by, list(bounding_verifiers()))
         if not is_finite(tolerance) or not tolerance > 0:
@@ -141,12 +156,20 @@ class Predictor:
         if first is None:
             raise UserError("The network has no parameters; there is nothing to certify.")
         self._like = first.detach()[..., :0].clone()
+        if self.input_shape is not None:
+            perturbation.check_shape(self.input_shape)
+        self.perturbation = perturbation.on(self._like)
+        if most is not None and not (is_finite(most) and most > 0):
+            raise UserError(f"most is {shortened(most)}, but must be a number above 0: the largest eps to try.")
+        widest = self.perturbation.widest()
+        self._most = float(most) if most is not None else widest if widest < math.inf else 1.0
         self._net, self._is_copy = _copied(net)
         self._programs: dict[int, Program] = {}
         self._tested = False
         if self.input_shape is not None:
             with self._certifying():
-                self._test(torch.full((1, *self.input_shape), 0.5, dtype=self._like.dtype, device=self._like.device))
+                middle = torch.full((1, *self.input_shape), 0.5, dtype=self._like.dtype, device=self._like.device)
+                self._test(spread_over(middle, self.perturbation))
         if fast:
             self._record()
 
@@ -160,7 +183,8 @@ class Predictor:
 
         Args:
             x: One image (C, H, W), or a batch (B, C, H, W): a tensor or an array, floating point in [0, 1], or uint8
-                from 0 to 255. They are converted to the network's type; proofs are about the converted images.
+                from 0 to 255. Or one row of a table (F,), or a batch (B, F), of numbers in their range. They are
+                converted to the network's type; proofs are about the converted inputs.
 
         Returns:
             A `Prediction` for one image, a list of them for a batch.
@@ -204,6 +228,8 @@ class Predictor:
                 )
         else:
             single = len(shape) in (1, 3)
+        if not self.perturbation.is_pixels:
+            return self._features(images[None] if single else images), single
         if images.dtype == torch.uint8:
             images = images.to(torch.float32) / 255
         if not images.is_floating_point():
@@ -214,10 +240,18 @@ class Predictor:
             raise UserError("The images leave [0, 1] or hold NaN; scale them to [0, 1].")
         return images, single
 
+    def _features(self, x: Tensor) -> Tensor:
+        """Return inputs that are not images in the type of the network."""
+        x, around = x.to(self._like.device, self._like.dtype), self.perturbation
+        around.check_shape(x.shape[1:])
+        if not bool(((x >= around.low) & (x <= around.high) & x.isfinite()).all()):
+            raise UserError("Some inputs leave the range of valid inputs or hold NaN; correct the inputs or the range.")
+        return x
+
     def _test(self, images: Tensor) -> None:
         """Test once that the network is a function of one image, on these images and on noise."""
         if not self._tested and len(images):
-            check_function(self._net, images)
+            check_function(self._net, images, self.perturbation.within)
             self._tested = True
 
     def _record(self) -> None:
@@ -272,9 +306,9 @@ class Predictor:
     def _margins(self, x: Tensor, eps: float | Tensor, y: Tensor) -> Tensor:
         """Return a number for each image (B,) that is above 0 if its class is proved at its eps."""
         if self.arithmetic == "real":
-            ball: Box | Rounded = Box.ball(x, eps)
+            ball: Box | Rounded = self.perturbation.box(x, eps)
         else:
-            ball = Rounded.ball(x, eps)
+            ball = self.perturbation.rounded(x, eps)
             program = self._programs.get(len(x))
             if program is not None:
                 return program(ball.center, ball.radius, y)
@@ -286,10 +320,12 @@ class Predictor:
         """Return for each image (B,) a large proved eps; 0 if none is proved."""
         labels, repeated = y.repeat_interleave(len(FIRST_RADII)), x.repeat_interleave(len(FIRST_RADII), 0)
 
-        def margins(radii: Tensor) -> Tensor:
-            return self._margins(repeated, per_image(radii.flatten(), x), labels).view_as(radii)
+        def margins(shares: Tensor) -> Tensor:
+            radii = shares if self._most == 1 else self._most * shares
+            return self._margins(repeated, per_image(radii.flatten(), x), labels).view_as(shares)
 
-        return search_radii(margins, len(x), x, self.tolerance)
+        shares = search_radii(margins, len(x), x, self.tolerance)
+        return shares if self._most == 1 else self._most * shares
 
 
 def _copied(net: nn.Module) -> tuple[nn.Module, bool]:

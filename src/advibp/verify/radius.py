@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from advibp.bounds import Box
+from advibp.bounds import Box, Perturbation
+from advibp.bounds.perturbation import PIXELS
 from advibp.bounds.rounded import Rounded
+from advibp.data import Split
 from advibp.data.user_data import Images, as_images
 from advibp.display.progress import Counting
 from advibp.errors import UserError
 from advibp.execution.keywords import known_keywords
 from advibp.execution.modes import preserve_modes
 from advibp.execution.own_copy import run_on_copy
-from advibp.moved import renamed_keywords
 from advibp.storage import checkpoint
-from advibp.storage.json_lines import Fields, read_lines, to_line
+from advibp.storage.json_lines import read_lines
 from advibp.verify.argument_checks import (
     check_callable,
     check_folder,
@@ -31,63 +32,22 @@ from advibp.verify.argument_checks import (
     make_folder,
     shortened,
 )
+from advibp.verify.arguments import parse_perturbation
 from advibp.verify.attack_options import Attack, check_attack, start_generator
-from advibp.verify.certification import Progress, arithmetic_of, check_inputs, fingerprints, weights_fingerprint
-from advibp.verify.precision import ARITHMETICS, full_precision
+from advibp.verify.certification import (
+    Progress,
+    arithmetic_of,
+    check_inputs,
+    fingerprints,
+    prepare_set,
+    weights_fingerprint,
+)
+from advibp.verify.precision import full_precision
+from advibp.verify.radius_records import Radius, curve, radius_line
 from advibp.verify.selftest import check_function
 from advibp.verify.verifiers import Proof, bounding_verifiers, check_arithmetic, in_order
 
-
-@dataclass(frozen=True, kw_only=True)
-class Radius:
-    """The radii of one image.
-
-    Attributes:
-        index: Number of the image in the data set.
-        label: Class of the image.
-        prediction: Predicted class; -1 if the logits are not finite.
-        proved: The image is proved up to this eps. 0 for a misclassified image.
-        broken: Distance of the nearest counterexample. 0 for a misclassified image; None if the attack found none up to
-            eps 1.
-        provers: Names of the verifiers, separated by spaces.
-        attack: The attack with all its options and its seed.
-        model: Fingerprint of the network, as in `Record`.
-        image: Fingerprint of the image and its label.
-        weights: Fingerprint of the weights alone; "" if unknown.
-        arithmetic: What the proof covers. Old files without this field ignore rounding: "real".
-    """
-
-    index: int
-    label: int
-    prediction: int
-    proved: float
-    broken: float | None
-    provers: str
-    attack: str
-    model: str
-    image: str
-    weights: str = ""
-    arithmetic: str = "real"
-
-    @classmethod
-    def of(cls, content: dict[str, Any]) -> Radius:
-        """Build a radius from its fields. A ValueError names a field that is wrong."""
-        required = [f.name for f in fields(cls) if f.default is MISSING]
-        check = Fields(content, [f.name for f in fields(cls)], required)
-        check.integer("index", 0)
-        check.integer("label", 0)
-        check.integer("prediction", -1)
-        check.number("proved", 0, 1)
-        check.number_or_none("broken", 0, 1)
-        check.text("provers", "attack", "model", "image", "weights")
-        if "arithmetic" in content:
-            check.choice("arithmetic", ARITHMETICS)
-        radius = cls(**content)
-        if radius.broken is not None and radius.proved > radius.broken:
-            raise ValueError(f"proved is {radius.proved}, but must not exceed broken, which is {radius.broken}")
-        if radius.prediction != radius.label and radius.proved > 0:
-            raise ValueError(f"proved is {radius.proved}, but must be 0 for a misclassified image")
-        return radius
+__all__ = ["Radius", "curve", "largest_proved_eps", "per_image", "proved_images", "radii", "smallest_broken_eps"]
 
 
 @known_keywords
@@ -101,6 +61,7 @@ def largest_proved_eps(
     tolerance: float = 1e-4,
     most: Tensor | None = None,
     arithmetic: str | None = None,
+    perturbation: Perturbation = PIXELS,
 ) -> Tensor:
     """Find the largest proved eps of each image by bisection.
 
@@ -113,13 +74,15 @@ def largest_proved_eps(
 
     Args:
         net: The network. It is used in evaluation mode and gets its mode back.
-        x: Images (B, ...) in [0, 1].
+        x: Inputs (B, ...), within the range of the perturbation.
         y: Labels (B,).
         by: Names of verifiers that are not searches. Default: IBP.
         tolerance: Bisection stops when the interval is this short. 0 goes on to neighboring floating-point numbers.
             Default: 1e-4.
-        most: Upper end of the bisection (B,). Default: 1.
+        most: Upper end of the bisection (B,). Default: 1 for images, otherwise the eps at which the set is the whole
+            range. It is required if a feature has no limit.
         arithmetic: What the proofs cover, as in `certify`.
+        perturbation: Range of the inputs, and scale of each feature's radius. Default: those of images.
 
     Returns:
         Radii (B,), each of which was itself proved; 0 if none was.
@@ -133,13 +96,28 @@ def largest_proved_eps(
         kind = arithmetic_of(net, arithmetic)
         check_arithmetic(provers, kind)
         if len(x):
-            check_function(net, x)
-        most = x.new_ones(len(x)) if most is None else most
-        return _bisect(net, x, y, provers, most, kind == "real", tolerance)
+            check_function(net, x, perturbation.on(x).within)
+        most = x.new_full((len(x),), _most(perturbation)) if most is None else most
+        return _bisect(net, x, y, provers, most, kind == "real", tolerance, perturbation)
+
+
+def _most(perturbation: Perturbation) -> float:
+    """The eps at which the set is the whole range."""
+    most = perturbation.widest()
+    if not most < math.inf:
+        raise UserError("A feature has no limit, so there is no largest eps; give `most`, the largest eps to try.")
+    return most
 
 
 def _bisect(
-    net: nn.Module, x: Tensor, y: Tensor, by: Sequence[str], failed: Tensor, real: bool, tolerance: float = 1e-4
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    by: Sequence[str],
+    failed: Tensor,
+    real: bool,
+    tolerance: float = 1e-4,
+    perturbation: Perturbation = PIXELS,
 ) -> Tensor:
     """The same for a network that was checked. Only radii below `failed` (B,) are tried."""
     proved = torch.zeros_like(failed)
@@ -148,7 +126,7 @@ def _bisect(
         if bool(((middle == proved) | (middle == failed)).all()):  # neighboring numbers
             break
         eps = per_image(middle, x)
-        holds = proved_images(net, Box.ball(x, eps) if real else Rounded.ball(x, eps), y, by)
+        holds = proved_images(net, perturbation.box(x, eps) if real else perturbation.rounded(x, eps), y, by)
         proved, failed = torch.where(holds, middle, proved), torch.where(holds, failed, middle)
     return proved
 
@@ -182,34 +160,38 @@ def smallest_broken_eps(
     *,
     generators: Sequence[torch.Generator] | None = None,
     tolerance: float = 1e-3,
+    most: float = 1.0,
+    perturbation: Perturbation = PIXELS,
 ) -> Tensor:
     """Find the nearest counterexample of each image by bisection on eps.
 
     Args:
         net: The network, in evaluation mode.
-        x: Images (B, ...) in [0, 1].
+        x: Inputs (B, ...), within the range of the perturbation.
         y: Labels (B,).
         attack: The attack.
         generators: A generator for the random starts of each image. Default: torch's global generator.
         tolerance: Bisection stops when the interval is this short. Default: 1e-3.
+        most: Largest eps to try. Default: 1.
+        perturbation: Range of the inputs, and scale of each feature's radius. Default: those of images.
 
     Returns:
         Distances (B,) of the counterexamples, which may be less than the eps of the attack; inf if the attack finds no
-        counterexample up to eps 1.
+        counterexample up to eps `most`.
     """
     below = torch.zeros(len(x), dtype=x.dtype, device=x.device)
-    nearest, tried = torch.full_like(below, torch.inf), torch.ones_like(below)
+    nearest, tried = torch.full_like(below, torch.inf), torch.full_like(below, most)
     while True:
-        left = torch.nonzero((nearest.clamp(max=1) - below > tolerance) & (tried > 0)).flatten()
+        left = torch.nonzero((nearest.clamp(max=most) - below > tolerance) & (tried > 0)).flatten()
         if len(left) == 0:
             return nearest
-        eps = per_image(tried[left], x).clamp(max=1)
+        eps = per_image(tried[left], x).clamp(max=most)
         selected = None if generators is None else [generators[i] for i in left.tolist()]
-        attacked = attack(net, x[left], y[left], eps, selected)
-        distance = (attacked.x_adv - x[left]).abs().flatten(1).amax(1)
+        attacked = attack(net, x[left], y[left], eps, selected, perturbation=perturbation)
+        distance = perturbation.distance(x[left], attacked.x_adv)
         nearest[left] = torch.where(attacked.broken, torch.minimum(nearest[left], distance), nearest[left])
         below[left] = torch.where(attacked.broken, below[left], torch.maximum(below[left], tried[left]))
-        # An image that is not broken at eps 1 is finished. For the others the middle is next.
+        # An image that is not broken at the largest eps is finished. For the others the middle is next.
         tried[left] = torch.where(nearest[left].isfinite(), (below[left] + nearest[left]) / 2, 0.0)
 
 
@@ -225,6 +207,8 @@ def radii(
     batch_size: int = 500,
     seed: int = 0,
     progress: Progress | None = None,
+    perturbation: Perturbation | None = None,
+    most: float | None = None,
 ) -> list[Radius]:
     """Find the largest proved eps and the nearest counterexample of every image.
 
@@ -239,6 +223,9 @@ def radii(
         batch_size: Images per batch. Default: 500.
         seed: Seed of the attack's random starts. Default: 0.
         progress: Called after each batch. Default: a progress bar on a terminal.
+        perturbation: Range of the inputs, and scale of each feature's radius, as in `certify`.
+        most: Largest eps to try. Default: the eps at which the set is the whole range, which is 1 for images. If a
+            feature has no limit: the largest difference of two inputs in a feature, relative to its scale.
 
     Returns:
         A `Radius` for each image.
@@ -260,8 +247,15 @@ def radii(
         net.eval()
         kind, weights = arithmetic_of(net, arithmetic), weights_fingerprint(net)
         check_arithmetic(verifiers, kind)
-        options = {"provers": " ".join(verifiers), "attack": f"{attack} seed={seed}", "arithmetic": kind}
-        options["model"] = check_inputs(net, images)
+        options: dict[str, Any] = {
+            "provers": " ".join(verifiers),
+            "attack": f"{attack} seed={seed}",
+            "arithmetic": kind,
+        }
+        around = parse_perturbation(images, perturbation)
+        options["model"] = check_inputs(net, images, around)
+        around, options["perturbation"] = prepare_set(around, net, images)
+        largest = _largest(most, around, images)
         if folder:
             make_folder(folder)
             stack.enter_context(checkpoint.lock(folder, "certifying", (folder,)))
@@ -270,7 +264,7 @@ def radii(
         for start in range(0, len(images), batch_size):
             rows = list(range(start, min(start + batch_size, len(images))))
             x, y = images.batch(torch.tensor(rows))
-            expected = [{**options, "image": image} for image in fingerprints(x, y)]
+            expected = [{**options, "image": image, "most": largest} for image in fingerprints(x, y)]
             new = [
                 i
                 for i, expectation in zip(rows, expected, strict=True)
@@ -278,18 +272,20 @@ def radii(
             ]
             picked = [i - start for i in new]
             if new and not tested:
-                check_function(net, x[picked])
+                check_function(net, x[picked], around.within)
                 tested = True
             for radius in (
-                _measure(net, x[picked], y[picked], new, verifiers, attack, seed, kind == "real") if new else []
+                _measure(net, x[picked], y[picked], new, verifiers, attack, seed, kind == "real", around, largest)
+                if new
+                else []
             ):
                 known.pop(radius["index"], None)  # the newest come last, as in the file of records
                 known[radius["index"]] = Radius(**radius, **expected[radius["index"] - start], weights=weights)
             results += [known[i] for i in rows]
             if folder and new:
-                lines = "".join(to_line(asdict(radius)) for radius in known.values())
+                lines = "".join(radius_line(radius) for radius in known.values())
                 checkpoint.write_atomically(folder / "radii.jsonl", lines)
-            (progress or counting.progress)(1.0, len(results), len(images))
+            (progress or counting.progress)(largest, len(results), len(images))
     return results
 
 
@@ -302,6 +298,8 @@ def _measure(
     attack: Attack,
     seed: int,
     real: bool,
+    around: Perturbation,
+    most: float,
 ) -> list[dict[str, Any]]:
     """The fields of a `Radius` that are measured, for a batch of images x (B, ...)."""
     device = next(net.parameters()).device
@@ -313,37 +311,41 @@ def _measure(
     broken = torch.zeros_like(proved)
     if len(right):
         generators = [start_generator(seed, indices[i], 1.0) for i in right.tolist()]
-        broken[right] = smallest_broken_eps(net, x[right], y[right], attack, generators=generators)
-        most = broken[right].clamp(max=1)
-        proved[right] = _bisect(net, x[right], y[right], verifiers, most, real)
+        share = 1.0 if around.is_pixels else most  # tolerances are relative to the largest eps
+        broken[right] = smallest_broken_eps(
+            net,
+            x[right],
+            y[right],
+            attack,
+            generators=generators,
+            tolerance=1e-3 * share,
+            most=most,
+            perturbation=around,
+        )
+        tried = broken[right].clamp(max=most)
+        proved[right] = _bisect(net, x[right], y[right], verifiers, tried, real, 1e-4 * share, around)
     names = ("index", "label", "prediction", "proved", "broken")
-    nearest = [distance if distance <= 1 else None for distance in broken.tolist()]
+    nearest = [distance if distance <= most else None for distance in broken.tolist()]
     columns = (indices, y.tolist(), predicted.tolist(), proved.tolist(), nearest)
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _fits(radius: Radius, options: dict[str, str]) -> bool:
+def _largest(most: float | None, around: Perturbation, images: Images) -> float:
+    """The largest eps to try."""
+    if most is not None:
+        if not is_finite(most) or not most > 0:
+            raise UserError(f"most is {shortened(most)}, but must be a number above 0: the largest eps to try.")
+        return float(most)
+    widest = around.widest()
+    if widest < math.inf:
+        return widest
+    x = images.x if isinstance(images, Split) else images.batch(torch.arange(min(len(images), 1000)))[0]
+    width = (x.amax(0) - x.amin(0)).double().cpu()
+    scale = torch.ones((), dtype=torch.float64) if around.scale is None else around.scale.cpu()
+    spread = float(torch.where(scale > 0, width / scale, 0.0).max())
+    return spread if 0 < spread < math.inf else 1.0
+
+
+def _fits(radius: Radius, options: dict[str, Any]) -> bool:
     """Whether an earlier radius was measured with these options."""
     return all(getattr(radius, name) == value for name, value in options.items())
-
-
-@renamed_keywords(found="radii")
-def curve(radii: Sequence[Radius], eps: Sequence[float]) -> list[tuple[float, float, float]]:
-    """Certified accuracy over eps.
-
-    Args:
-        radii: The radii of all images.
-        eps: The points of the curve.
-
-    Returns:
-        For each eps: eps, the share of images that are proved there, the share that the attack does not break there.
-    """
-    count = len(radii)
-    return [
-        (
-            e,
-            sum(r.proved >= e for r in radii if r.prediction == r.label) / count,
-            sum(r.broken is None or r.broken > e for r in radii if r.prediction == r.label) / count,
-        )
-        for e in eps
-    ]

@@ -21,6 +21,8 @@ from advibp.verify.precision import ARITHMETICS
 from advibp.verify.verifiers import ATTACKS, VERIFIERS, cascade_position, searches
 
 Verdict = Literal["robust", "falsified", "misclassified", "unknown", "timeout", "error"]
+#: Largest eps in records: all numbers of float32.
+MAX_EPS = 3.4e38
 VERDICTS: tuple[Verdict, ...] = ("robust", "falsified", "misclassified", "unknown", "timeout", "error")
 
 
@@ -30,7 +32,7 @@ class Record:
 
     Attributes:
         index: Number of the image in the data set.
-        eps: Radius in (0, 1].
+        eps: Radius, above 0.
         label: Class of the image.
         prediction: Class that the network predicts for the unchanged image.
         verdict: One of `VERDICTS`.
@@ -45,6 +47,8 @@ class Record:
         weights: Fingerprint of the weights alone, to compare with a run's folder; "" if unknown.
         arithmetic: What a proof covers. Old records without this field ignore rounding: "real".
         real_margin: Lower margin in real arithmetic of an undecided image that would be proved in real arithmetic.
+        perturbation: Fingerprint of the range of the inputs and of the scale of each feature's radius; "" for images
+            in [0, 1] with one radius.
 
     Examples:
         >>> import torch, advibp
@@ -70,13 +74,14 @@ class Record:
     weights: str = ""
     arithmetic: str = "real"
     real_margin: float | None = None
+    perturbation: str = ""
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> Record:
         """Build a record from its fields. A ValueError names a field that is wrong."""
         check = Fields(content, _FIELDS, _REQUIRED)
         check.integer("index", 0)
-        check.number("eps", 0, 1, above=True)
+        check.number("eps", 0, MAX_EPS, above=True)
         check.integer("label", 0)
         check.integer("prediction", 0)
         check.choice("verdict", VERDICTS)
@@ -86,7 +91,7 @@ class Record:
         if "real_margin" in content:
             check.number_or_none("real_margin")
         check.number("seconds", 0)
-        check.text("provers", "attack", "model", "image", "weights")
+        check.text("provers", "attack", "model", "image", "weights", "perturbation")
         if content.get("counterexample") is not None:
             check.text("counterexample")
         if "arithmetic" in content:
@@ -184,7 +189,12 @@ def verified_errors(outcomes: Iterable[Outcome], verifiers: Iterable[str]) -> di
 
 
 def _line(record: Record) -> str:
-    return to_line(asdict(record))
+    return to_line(without_default_set(asdict(record)))
+
+
+def without_default_set(content: dict[str, Any]) -> dict[str, Any]:
+    """Leave the set of allowed changes out of a line if it is that of images."""
+    return {name: value for name, value in content.items() if name != "perturbation" or value}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,6 +318,11 @@ class Certificate(CertificateViews):
         full = list(self.attacks() or ([str(default)] if default else sorted({r.attack for r in self.records})))
         short = [name.partition(" seed=")[0] for name in full]
         return " / ".join(short if len(set(short)) == len(full) else full)
+
+    @property
+    def perturbation(self) -> str:
+        """Fingerprint of the range and the scale of the perturbation; "" for images in [0, 1] with one radius."""
+        return " / ".join(sorted({r.perturbation for r in self.records}))
 
     @property
     def weights(self) -> str:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from advibp.bounds import Box
+from advibp.bounds import Box, Perturbation
+from advibp.bounds.box import Range
 from advibp.bounds.domain import FULL_PRECISION, Func, is_low_precision, name_of, unsupported
 from advibp.bounds.graph.nodes import leaves_of
 from advibp.errors import UserError
@@ -34,8 +35,6 @@ RADII = (0.0, 1e-3, 0.1)
 #: Tolerance for rounding errors of logits, as a share of the largest.
 ROUNDING = 1e-4
 
-Range = tuple[float, float] | None
-
 
 @torch.no_grad()
 def check_function(net: nn.Module, x: Tensor, within: Range = (0.0, 1.0)) -> None:
@@ -48,7 +47,7 @@ def check_function(net: nn.Module, x: Tensor, within: Range = (0.0, 1.0)) -> Non
 
     The state of the random number generators is restored.
     """
-    x = _with_noise(x[:FEW].to(like(net).device))
+    x = _with_noise(x[:FEW].to(like(net).device), within)
     with _random_state_kept(x.device):
         _check_repeats(net, x)
         if _fails(_depends_on_batch, net, x):
@@ -63,10 +62,23 @@ def check_function(net: nn.Module, x: Tensor, within: Range = (0.0, 1.0)) -> Non
             )
 
 
-def _with_noise(x: Tensor) -> Tensor:
+def _with_noise(x: Tensor, within: Range) -> Tensor:
     """Append an image of noise, because equal images would not reveal a dependence on each other."""
-    noise = torch.rand(1, *x.shape[1:], generator=torch.Generator().manual_seed(0), dtype=x.dtype)
-    return torch.cat([x, noise.to(x.device)])
+    noise = torch.rand(1, *x.shape[1:], generator=torch.Generator().manual_seed(0), dtype=x.dtype).to(x.device)
+    return torch.cat([x, spread_over(noise, Perturbation(*(within or (None, None))))])
+
+
+def spread_over(noise: Tensor, around: Perturbation) -> Tensor:
+    """Move noise (B, ...) in [0, 1] to the range of the inputs. Elements with one limit are within 1 of it.
+
+    Elements without a limit stay in [0, 1].
+    """
+    if around.is_pixels or around.within is None:
+        return noise
+    low, high = (torch.as_tensor(end, dtype=noise.dtype, device=noise.device) for end in (around.low, around.high))
+    bottom = torch.where(low.isfinite(), low, torch.where(high.isfinite(), high - 1, 0.0))
+    top = torch.where(high.isfinite(), high, bottom + 1)
+    return torch.minimum(torch.maximum(torch.lerp(bottom, top, noise), low), high)
 
 
 def _check_repeats(net: nn.Module, x: Tensor) -> None:
@@ -146,7 +158,7 @@ def _leaves_bounds(net: nn.Module, x: Tensor, within: Range) -> bool:
     A network that can't run on a box passes; the verifiers raise the error.
     """
     for radius in RADII:
-        box = Box.ball(x, radius, within)
+        box = Box.ball(x, radius * _unit(x, within), within)
         try:
             bounds = run_on_copy(net, box)
         except Exception:  # a user's network may raise anything; the verifiers report it
@@ -159,6 +171,13 @@ def _leaves_bounds(net: nn.Module, x: Tensor, within: Range) -> bool:
         if bool((beyond > _tolerance(logits)).any()):  # NaN bounds are no proof, so they pass
             return True
     return False
+
+
+def _unit(x: Tensor, within: Range) -> Tensor | float:
+    """The unit of the radii: 1 for images. Otherwise the magnitude of the inputs, because they may be of any size."""
+    if Perturbation(*(within or (None, None))).is_pixels:
+        return 1.0
+    return x.abs().amax(0, keepdim=True).clamp(min=1e-3)
 
 
 def _points(box: Box) -> Tensor:

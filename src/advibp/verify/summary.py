@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from advibp.bounds import Perturbation
+from advibp.bounds.perturbation import PIXELS
 from advibp.execution.hardware import hardware
 from advibp.verify.attack_options import Attack
 from advibp.verify.records import Certificate
@@ -22,6 +24,7 @@ def summarize(
     seed: int = 0,
     budget: float | None = None,
     command: str = "",
+    perturbation: Perturbation = PIXELS,
 ) -> dict[str, Any]:
     """Errors in percent, counts of verdicts, and the options of a certification, as plain data for JSON.
 
@@ -38,6 +41,7 @@ def summarize(
         "weights": certificate.weights,  # their fingerprint
         "by": sorted(at_every_eps, key=cascade_position),
         "arithmetic": arithmetic,  # covered by the proofs
+        **_set_of(perturbation, certificate),
         "images": certificate.counts(radii[0]).total(),
         "sample": sample,  # None: no random sample
         "seed": seed,  # of the sample and of the attack
@@ -53,3 +57,9 @@ def summarize(
         "flow": {f"{eps:g}": [asdict(outcome) for outcome in certificate.outcomes(eps)] for eps in radii},
         "hardware": hardware(),
     }
+
+
+def _set_of(perturbation: Perturbation, certificate: Certificate) -> dict[str, Any]:
+    """The range and the scale as plain data; {} for images."""
+    content = perturbation.as_dict()
+    return {"perturbation": {"fingerprint": certificate.perturbation, **content}} if content else {}

@@ -72,8 +72,7 @@ class Row:
         remotes: Files to download.
         files: Files that the folder contains afterwards; if empty, fetching lists the checksums of all files.
         fallback: Writes the files to a folder if ``base_url`` cannot be reached.
-        class_names: Names of the classes in the order of their labels; None if they are the names of class folders,
-            or digits.
+        class_names: Names of the classes in the order of their labels; None if they are the names of class folders.
         resize: Height and width to which the images are resized by default; None if they have one size.
     """
 
@@ -132,6 +131,20 @@ SVHN_FILES = (
     File("test_32x32.mat", 64_275_384, "sha256:cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b"),
 )
 
+DIGITS = tuple("0123456789")
+
+TRAFFIC_SIGNS = (
+    *(f"speed limit {limit} km/h" for limit in (20, 30, 50, 60, 70, 80)),
+    "end of speed limit 80 km/h",
+    *(f"speed limit {limit} km/h" for limit in (100, 120)),
+    *("no passing", "no passing for trucks", "right of way at the next intersection", "priority road", "yield", "stop"),
+    *("no vehicles", "no trucks", "no entry", "general caution", "curve to the left", "curve to the right"),
+    *("double curve", "bumpy road", "slippery road", "road narrows on the right", "road work", "traffic signals"),
+    *("pedestrians", "children crossing", "bicycles crossing", "ice or snow", "wild animals"),
+    *("end of all limits", "turn right ahead", "turn left ahead", "ahead only", "straight or right"),
+    *("straight or left", "keep right", "keep left", "roundabout", "end of no passing", "end of no passing for trucks"),
+)
+
 ROWS = (
     Row(
         name="mnist",
@@ -143,6 +156,7 @@ ROWS = (
         page="http://yann.lecun.com/exdb/mnist/",
         folder="mnist",
         files=_MNIST,
+        class_names=DIGITS,
     ),
     Row(
         name="fashion-mnist",
@@ -204,6 +218,7 @@ ROWS = (
         folder="svhn",
         remotes=_remotes(SVHN_FILES),
         files=SVHN_FILES,
+        class_names=DIGITS,
     ),
     Row(
         name="gtsrb",
@@ -216,6 +231,7 @@ ROWS = (
         base_url="https://sid.erda.dk/public/archives/daaeac0d7ce1152aea9b61d9f1e19370",
         folder="gtsrb",
         resize=32,
+        class_names=TRAFFIC_SIGNS,
         remotes=(
             Remote(
                 "GTSRB-Training_fixed.zip",

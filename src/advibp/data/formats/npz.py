@@ -1,4 +1,7 @@
-"""An .npz file with the arrays x_train, y_train, x_test and y_test."""
+"""An .npz file with the arrays x_train, y_train, x_test and y_test.
+
+Tables (N, F) may have the arrays feature_names, class_names and input_range, (2,) or (2, F), too.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ from advibp.data import file_limits
 from advibp.data.assembly import PARTS, Array
 from advibp.errors import UserError
 
+#: Arrays that a file may have besides `PARTS`.
+OPTIONAL = ("feature_names", "class_names", "input_range")
+
 _CHANNELS = (1, 3, 4)  # grayscale, RGB, RGBA
 
 
@@ -20,6 +26,7 @@ def read(path: Path) -> dict[str, Array]:
 
     Returns:
         ``x_train`` and ``x_test`` with the channels first, and ``y_train`` and ``y_test``. The values are not checked.
+        Arrays of `OPTIONAL` are included if the file has them.
 
     Raises:
         UserError: If an array is missing or damaged, contains objects, or needs more memory than the machine has.
@@ -31,7 +38,12 @@ def read(path: Path) -> dict[str, Array]:
     with archive:
         if missing := [part for part in PARTS if f"{part}.npy" not in archive.namelist()]:
             raise UserError(f"{path} lacks {', '.join(missing)}; expected the arrays {', '.join(PARTS)}.")
-        arrays = {part: _read_member(archive, part, path) for part in PARTS}
+        known = [*PARTS, *(part for part in OPTIONAL if f"{part}.npy" in archive.namelist())]
+        arrays = {part: _read_member(archive, part, path) for part in known}
+    for part in OPTIONAL:
+        if part in arrays and (arrays[part].dtype.kind != "U" if part != "input_range" else len(arrays[part]) != 2):
+            expected = "two numbers, or two rows of numbers" if part == "input_range" else "texts"
+            raise UserError(f"{part} in {path} must be {expected}; save it as a numpy array of them.")
     return arrays | {part: _channels_first(arrays[part], part, path) for part in PARTS if part[0] == "x"}
 
 

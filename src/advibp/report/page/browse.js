@@ -28,7 +28,7 @@ const records = cached((entry, eps) => {
   const check = (by) => typeof by === "number" ? DATA.checks[by].name : by;
   return columns.index.map((index, k) => ({ entry, eps, index, label: columns.label[k], prediction: columns.prediction[k],
     verdict: DATA.verdicts[columns.verdict[k]], by: check(columns.by[k]), margin: columns.margin[k], seconds: columns.seconds[k],
-    picture: columns.picture[k], change: columns.change[k], now: columns.now[k], radius: radius.get(index) ?? null }))
+    picture: columns.picture[k], change: columns.change[k], row: columns.row[k], changed: columns.changed[k], now: columns.now[k], radius: radius.get(index) ?? null }))
     .sort((a, b) => a.index - b.index);
 });
 
@@ -149,10 +149,11 @@ function pager(count, size) {
 function browser() {
   if (!RECORDS) return el("p", { class: "empty" }, "The records are being unpacked.");
   if (browsedEntry() == null) return el("p", { class: "empty" }, "There are no records for the current choices.");
-  const chosenNow = selection(), { all, found, show } = chosenNow, triples = show === "falsified" && all.some((record) => record.change != null);
-  const size = triples ? 18 : 48, list = found.slice(browsing.page * size, (browsing.page + 1) * size);
+  const chosenNow = selection(), { all, found, show } = chosenNow, rows = all.some((record) => record.row != null),
+    triples = show === "falsified" && all.some((record) => record.change != null);
+  const size = triples || rows ? 18 : 48, list = found.slice(browsing.page * size, (browsing.page + 1) * size);
   return [browserControls(chosenNow),
-    el("div", { id: "tiles", class: triples ? "tiles triples" : "tiles", onkeydown: moveBetweenTiles }, list.map((record) => tile(record, found, triples))),
+    el("div", { id: "tiles", class: rows ? "tiles rows" : triples ? "tiles triples" : "tiles", onkeydown: moveBetweenTiles }, list.map((record) => tile(record, found, triples))),
     !found.length && el("p", { class: "empty" }, "No image fits the filters."),
     el("div", { class: "under" }, pager(found.length, size),
       el("span", { class: "downloads" }, "CSV: ", downloadLink("these records", () => found), downloadLink("all records", everyRecord)))];

@@ -86,7 +86,7 @@ function zoomKey() {
 }
 
 const WORDS = [
-  ["eps", "largest change of each pixel, where pixels are numbers from 0 (black) to 1 (white)"],
+  ["eps", "largest change of each pixel, where pixels are numbers from 0 (black) to 1 (white); for tables, the largest radius of a feature"],
   ["standard", "images that are misclassified without a change"],
   ["attack", "images that are misclassified or broken by the attack: a lower bound of the error under the worst attack"],
   ["proved", "it is proved that no change of up to eps makes the network misclassify the image"],

@@ -64,8 +64,25 @@ function changeCanvas(change) {
 // The pictures of a record: the input and, if `all`, the adversarial example and the change. Inputs of other kinds than
 // images, and images that are not in the page, have a blank instead.
 function picturesOf(record, all) {
+  if (record.row != null) return [featureTable(record, all ? 40 : 4, all)];
   if (record.picture == null) return [el("span", { class: "blank" }, "not in the page")];
   const label = `test image ${record.index}`;
   const clean = imageCanvas(record.picture, label);
   return all && record.change != null ? [clean, adversarialCanvas(record.picture, record.change, record.eps), changeCanvas(record.change)] : [clean];
+}
+
+// The row of a table: names and values of `most` features, those that change most first; with `shares`, also the change relative to its radius.
+function featureTable(record, most, shares) {
+  const { names, scales, rows } = DATA.images.features, run = DATA.entries[record.entry].run;
+  const before = rows[record.row], after = record.changed;
+  const share = (k) => after && after[k] !== before[k] ? (after[k] - before[k]) / (record.eps * scales[run][k]) : 0;
+  const order = before.map((_, k) => k);
+  if (after) order.sort((a, b) => Math.abs(share(b)) - Math.abs(share(a)));
+  const left = before.length - most, percent = (part) => part === 0 ? "" : `${part > 0 ? "+" : "−"}${Math.round(100 * Math.min(1, Math.abs(part)))} %`;
+  const number = (text) => el("td", { class: "number" }, text);
+  return el("span", { class: "features" }, el("table", {},
+    el("thead", {}, el("tr", {}, ["feature", "value", ...(after ? ["changed to", ...(shares ? ["of the radius"] : [])] : [])].map((name) => el("th", {}, name)))),
+    el("tbody", {}, order.slice(0, most).map((k) => el("tr", {}, el("td", {}, names[run][k] ?? `x${k}`), number(significant(before[k])),
+      after && [number(after[k] === before[k] ? "" : significant(after[k])), shares && number(percent(share(k)))])))),
+    left > 0 && el("small", {}, `and ${left} more features`));
 }

@@ -59,7 +59,7 @@ function proportions(at) {
   ];
 }
 
-const meaning = () => DATA.eps.length > 0 && `Proved at eps ${epsText()}: no change of its pixels by up to ${epsText()} makes `
+const meaning = () => DATA.eps.length > 0 && `Proved at eps ${epsText()}: no change of its ${DATA.entries.some(({ ownSet }) => ownSet) ? `features, of which the largest radius is ${epsText()},` : `pixels by up to ${epsText()}`} makes `
   + "the network misclassify the image. Undecided: neither proved nor broken.";
 
 function cards() {

@@ -16,10 +16,11 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from advibp.attacks import inner_ball
-from advibp.bounds import Box
+from advibp.bounds import Box, Perturbation
+from advibp.bounds.ball import inner_ball
 from advibp.bounds.linear.crown import LinearBounds
-from advibp.bounds.rounded import Rounded
+from advibp.bounds.perturbation import PIXELS
+from advibp.bounds.rounded import Rounded, ball_ends
 from advibp.bounds.rounding import Rounding
 from advibp.execution.own_copy import run_on_copy
 from advibp.verify.exact import witness
@@ -51,6 +52,8 @@ class Question:
     unsafe: Sequence[tuple[Tensor, Tensor]]
     strict: bool = False  # whether a counterexample must satisfy C y + d < 0
     real: bool = False  # whether proofs are about real arithmetic, without rounding
+    #: Box of the counterexamples, if it is smaller because eps times a scale has no exact floating-point number.
+    inner: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def robustness(
@@ -61,10 +64,22 @@ class Question:
         eps: float,
         classes: int,
         real: bool = False,
+        perturbation: Perturbation = PIXELS,
     ) -> Question:
-        """Whether all within eps of an image x (1, ...), and in [0, 1], have its label."""
-        lower, upper = (end.double() for end in inner_ball(x, eps, (0.0, 1.0)))
-        return cls(net, lower, upper, against(label, classes), strict=True, real=real)
+        """Whether all inputs in the set of radius eps around x (1, ...) have its label.
+
+        The box contains all numbers of the network's type in that set; for proofs in real arithmetic, all numbers. (For
+        images these differ by a rounding error, which real arithmetic ignores.)
+        """
+        within, outer = perturbation.on(x).within, perturbation.outer_radius(eps, x)
+        lower, upper = (end.double() for end in inner_ball(x, outer, within))
+        unsafe, inner = against(label, classes), None
+        if not perturbation.is_pixels:
+            first, last = perturbation.inner_ends(x, eps)
+            inner = first.double(), last.double()
+            if real:
+                lower, upper = ball_ends(x, outer, within)
+        return cls(net, lower, upper, unsafe, strict=True, real=real, inner=inner)
 
     @cached_property
     def inputs(self) -> Box | Rounded:
@@ -134,11 +149,12 @@ class Question:
 
         A box may contain no number of the network's precision, for example in float32 if both its ends are 0.1.
         """
-        near = torch.minimum(torch.maximum(x, self.lower), self.upper).to(self.dtype)
+        lower, upper = self.inner or (self.lower, self.upper)
+        near = torch.minimum(torch.maximum(x, lower), upper).to(self.dtype)
         up, down = (torch.full_like(near, end) for end in (math.inf, -math.inf))
-        inner = torch.where(near.to(x) > self.upper, near.nextafter(down), near)
-        inner = torch.where(near.to(x) < self.lower, near.nextafter(up), inner)
-        inside = (inner.to(x) >= self.lower) & (inner.to(x) <= self.upper)
+        inner = torch.where(near.to(x) > upper, near.nextafter(down), near)
+        inner = torch.where(near.to(x) < lower, near.nextafter(up), inner)
+        inside = (inner.to(x) >= lower) & (inner.to(x) <= upper)
         return torch.where(inside, inner, near), inside.flatten(1).all(1)
 
     @property
