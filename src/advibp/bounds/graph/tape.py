@@ -12,7 +12,7 @@ the recorded size, in the recorded modes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -118,8 +118,21 @@ class Tape:
             pass
         return result
 
-    def trace(self, value: Any, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, Any]]:
-        """Replay node by node. Yield the index and the value of each node that runs; the last one is `stop`."""
+    def trace(
+        self,
+        value: Any,
+        start: int = 0,
+        stop: int | None = None,
+        change: Callable[[int, Any], Any] = lambda index, value: value,
+    ) -> Iterator[tuple[int, Any]]:
+        """Replay node by node. Yield the index and the value of each node that runs; the last one is `stop`.
+
+        Args:
+            value: the value of node `start`.
+            start: the node before the first one that runs. Default: the input.
+            stop: the last node that runs. Default: the output.
+            change: returns the value that replaces the value of a node.
+        """
         stop = self.output if stop is None else stop
         self._check_shape(value, start)
         plan = self._plan(start, stop)
@@ -130,7 +143,7 @@ class Tape:
         values = {start: value}
         del value
         for index, over in plan:
-            values[index] = self.nodes[index].run(values)
+            values[index] = change(index, self.nodes[index].run(values))
             yield index, values[index]
             for done in over:  # free values after their last use
                 del values[done]

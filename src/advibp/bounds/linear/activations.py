@@ -44,7 +44,9 @@ def backward_relaxation(relaxation: LinearRelaxation, a: Tensor) -> tuple[Tensor
 def dot(a: Tensor, b: Tensor) -> Tensor:
     """Return the dot product of each row: (b, k, ...) and (b, 1, ...) or (b, k, ...) -> (b, k)."""
     if b.shape[1] == a.shape[1]:
-        return (a * b).reshape(*a.shape[:2], -1).sum(2)
+        return (a * b).sum(tuple(range(2, a.dim()))) if a.dim() > 2 else a * b
+    if a.dim() > 3 and not a.is_contiguous():  # channels_last
+        a, b = a.movedim(2, -1), b.movedim(2, -1)
     return torch.bmm(a.reshape(*a.shape[:2], -1), b.reshape(len(b), -1, 1)).squeeze(2)
 
 

@@ -25,9 +25,10 @@ from torch import Tensor, nn
 
 from advibp.bounds.box import Box
 from advibp.bounds.domain import unsupported, without_autocast
-from advibp.bounds.graph.nodes import Node, leaves_of, map_leaves
+from advibp.bounds.graph.nodes import leaves_of, map_leaves
 from advibp.bounds.graph.tape import Tape
 from advibp.bounds.linear.activations import backward_max_pool, backward_relaxation, dot
+from advibp.bounds.linear.patches import Patches, add_rows, backward_patch_activation, backward_patches
 from advibp.bounds.linear.relaxation import (
     ACTIVATIONS,
     POOLS,
@@ -36,16 +37,24 @@ from advibp.bounds.linear.relaxation import (
     cover_rounding,
     max_pool2d,
 )
-from advibp.bounds.linear.transpose import RowTape, backward_affine, copy_constant, is_affine, rule_of
+from advibp.bounds.linear.rounding_losses import RoundingErrors
+from advibp.bounds.linear.transpose import (
+    ChannelRule,
+    RowTape,
+    backward_affine,
+    constants_of_channels,
+    copy_constant,
+    is_affine,
+    per_channel,
+)
 from advibp.bounds.rounded import Rounded
 from advibp.bounds.rounding import Rounding, size
-from advibp.bounds.rules.rounding_errors import COPIES
 from advibp.bounds.zonotope import Zonotope
 
 #: Activation (node) -> slopes of its lower lines (R, ...).
 Slopes = dict[int, Tensor]
-#: Activation (node) and rows of its output -> rows of its input, and constants (R,).
-ActivationBackward = Callable[[int, Tensor], tuple[Tensor, Tensor]]
+#: Activation (node), rows of its output and their images -> rows of its input, and constants (R,).
+ActivationBackward = Callable[[int, Any, Tensor | slice], tuple[Any, Tensor]]
 
 SUPPORTED = (
     "linear bounds support convolutions, linear layers, BatchNorm in evaluation, pooling, sums, reshaping, ReLU, leaky "
@@ -57,13 +66,13 @@ class BackwardResult(NamedTuple):
     """The result of a backward pass: a x + constant - lost is a lower bound for every input x.
 
     Attributes:
-        a: coefficients (R, ...) of the input.
+        a: coefficients (R, ...) of the input; patches if they are zero outside of a window.
         constant: constants (R,).
         lost: the maximal effect of rounding errors (R,); 0 in real arithmetic.
         size: sum of the magnitudes of all terms of `constant`, (R,); 0 in real arithmetic.
     """
 
-    a: Tensor
+    a: Any
     constant: Tensor
     lost: Tensor
     size: Tensor
@@ -97,17 +106,13 @@ class BackwardPass:
         self._relaxations: dict[int, LinearRelaxation | MaxPoolRelaxation] = {}
         self._constants: dict[int, Any] = {}
         self._row_tapes: dict[int, RowTape] = {}
-        self._errors: dict[int, Tensor] = {}  # rounding errors of operations (B, ...)
+        self._channel_rules: dict[int, ChannelRule | None] = {}
+        self._errors = RoundingErrors(self.tape, self.rounding)
         self._relaxation_errors: dict[int, Tensor] = {}  # rounding errors of activations and their relaxations
         # The maximal effect of rounding on the margins of each image (B,), and on the rows of the last `lower` (R,).
         self.lost = self._lost = box.center.new_zeros(len(box))
-        self._sum_errors: dict[
-            int, Tensor
-        ] = {}  # errors of sums of coefficients, for values that several operations use
-        # The radius of the input, wide enough to cover the rounding of the last dot product.
-        self._input_radius = box.radius
-        if self.rounding is not None:
-            self._input_radius = box.radius + size(box) * self.rounding.bounds_sum(box.center[0].numel())
+        self.row_size = 1  # the largest number of coefficients of a row in the last backward pass
+        self._boxes: dict[int, tuple[Tensor, Tensor]] = {}  # center and radius by node, see `_box_at`
         self._check()
         self._propagate()
 
@@ -130,44 +135,21 @@ class BackwardPass:
         """Compute interval bounds of every value, and keep those of the pre-activations."""
         pre_activations = {self._pre_activation_of(index) for index in self.activations}
         inputs = self.inputs.keeping_errors() if isinstance(self.inputs, Rounded) else self.inputs
-        uses = [ref for index in self.nodes for ref in self.tape.nodes[index].refs]
+        uses, box_type = [ref for index in self.nodes for ref in self.tape.nodes[index].refs], self.box.dtype
         for index, value in itertools.chain([(0, inputs)], self.tape.trace(inputs)):
             if index in pre_activations:  # read now, because an activation may write to it
                 self.intermediate_bounds[index] = value.lower, value.upper
             if isinstance(value, Rounded):
-                self._note_errors(index, value, uses.count(index))
+                if value.dtype != box_type:
+                    unsupported(
+                        f"{self.tape.name(index)} continues in {value.dtype}, so it has no linear bounds", SUPPORTED
+                    )
+                self._errors.note(index, value, uses.count(index))
             if not self.tape.nodes[index].from_input:
                 self._constants[index] = map_leaves(value, copy_constant)
         self._output: Box | Rounded = value
         for index in self.activations:  # raises if there is no relaxation
             self.relaxation(index)
-
-    def _note_errors(self, index: int, value: Rounded, uses: int) -> None:
-        """Store the rounding error of the operation that computed a value, and of its transpose."""
-        assert self.rounding is not None
-        if value.dtype != self.box.dtype:
-            unsupported(f"{self.tape.name(index)} continues in {value.dtype}, so it has no linear bounds", SUPPORTED)
-        error, node = value.error, self.tape.nodes[index]
-        if uses > 1:
-            self._sum_errors[index] = size(value.box) * (2 * self.rounding.w)
-        copies = self._copies(node, value)
-        if copies > 1:  # the backward pass adds their coefficients
-            sum_error = self.rounding.bounds_sum(copies)
-            error = size(value.box) * sum_error if error is None else error * (1 + sum_error / (32 * self.rounding.w))
-        if error is not None:
-            self._errors[index] = error
-
-    def _copies(self, node: Node, value: Rounded) -> int:
-        """Return how often an elementwise operation or a copy uses an element of an operand, at most."""
-        if node.func is None or rule_of(node) in ("affine", "linear", "matmul"):
-            return 1
-        count = max(1, value.center[0].numel())
-        name = getattr(node.func, "__name__", "")
-        picks = name in COPIES - {"clone", "flip", "roll"} or (name == "__getitem__" and not _basic(node.args[1]))
-        if picks or rule_of(node) in ("pad", "interpolate"):  # padding may repeat one element many times
-            return count
-        shapes = [self.tape.nodes[ref].shape for ref in node.refs if self.tape.nodes[ref].from_input]
-        return max([1, *(-(-count // max(1, shape[1:].numel())) for shape in shapes if shape is not None)])
 
     def _pre_activation_of(self, activation: int) -> int:
         """Return the node of an activation's input."""
@@ -195,16 +177,21 @@ class BackwardPass:
                 images = image[part]
             part_slopes = {i: s[part] for i, s in slopes.items()} if slopes else {}
             with without_autocast(a.device.type):
-                back = self.backward(index, a[part], self.through_relaxations(images, part_slopes), images)
-                bounds.append(self._minimize_over_box(back, images).to(a.dtype))
+                back = self.backward(index, a[part], self.through_relaxations(part_slopes), images)
+                bounds.append(self.minimize(back, images).to(a.dtype))
                 lost.append(back.lost.detach())
         self._lost = torch.cat(lost) if lost else a.new_zeros(0)
         return torch.cat(bounds) if bounds else a.new_zeros(0)
 
-    def _minimize_over_box(self, back: BackwardResult, images: Tensor | slice) -> Tensor:
-        """Return the minima (R,) of linear functions of the input over the box."""
-        center, radius = self.box.center[images].unsqueeze(1), self._input_radius[images].unsqueeze(1)
-        a = back.a.view(len(center), -1, *center.shape[2:])
+    def minimize(self, back: BackwardResult, images: Tensor | slice, at: int = 0) -> Tensor:
+        """Return the minima (R,) of linear functions of the input, or of a pre-activation, over its box."""
+        center, radius = self._box_at(at)
+        if isinstance(back.a, Patches):
+            center, radius = (back.a.gather(v, images).unsqueeze(1) for v in (center, radius))
+            a = back.a.a.unsqueeze(1)
+        else:
+            center, radius = center[images].unsqueeze(1), radius[images].unsqueeze(1)
+            a = back.a.view(len(center), -1, *center.shape[2:])
         middle, spread = dot(a, center).flatten(), dot(a.abs(), radius).flatten()
         if self.rounding is None:
             return back.constant + middle - spread
@@ -214,85 +201,153 @@ class BackwardPass:
         lower = lower - 2.0**-45 * (back.size + middle.double().abs() + spread + back.lost)
         return lower - 2 * self.rounding.w * lower.abs() - self.rounding.tiny
 
+    def _box_at(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return center and radius (B, ...) of the input, or of a pre-activation.
+
+        The radius is wide enough to cover the rounding of a dot product with the center.
+        """
+        if index not in self._boxes:
+            inside = self.inputs if index == 0 else self._set_within(index)
+            box = inside.box if isinstance(inside, Rounded) else inside
+            radius = box.radius
+            if self.rounding is not None:
+                radius = radius + size(box) * self.rounding.bounds_sum(box.center[0].numel())
+            self._boxes[index] = box.center, radius
+        return self._boxes[index]
+
+    def is_finite(self, index: int) -> bool:
+        """Return whether all bounds of a pre-activation are finite. They are not if the network may overflow."""
+        return all(bool(bounds.isfinite().all()) for bounds in self.intermediate_bounds[index])
+
+    def _set_within(self, index: int) -> Box | Rounded:
+        """Return the finite bounds of a pre-activation as a set."""
+        lower, upper = self.intermediate_bounds[index]
+        if self.rounding is None:
+            return Box.from_bounds(lower, upper)
+        return Rounded.between(lower.double(), upper.double(), self.rounding)
+
     def backward(
-        self, index: int, a: Tensor, through: ActivationBackward, images: Tensor | slice = slice(None)
+        self,
+        index: int,
+        a: Tensor | Patches,
+        through: ActivationBackward,
+        images: Tensor | slice = slice(None),
+        undecided: Callable[[int, BackwardResult, Tensor | slice], Tensor | None] | None = None,
     ) -> BackwardResult:
         """Carry rows back to the input.
 
         Args:
             index: the node.
             a: coefficients A (R, ...) of its value.
-            through: carries rows back through an activation.
+            through: carries rows of some images back through an activation.
             images: the images of the rows, as indices (R,) or a slice.
+            undecided: called with the linear functions of each pre-activation, and their images, if no other value is
+                involved. It returns the indices of the rows to carry on; None for all of them.
 
         Returns:
             The linear functions of the input.
         """
         pending: dict[int, Any] = {index: a}
         rounds = self.rounding is not None
-        constant = a.new_zeros(len(a), dtype=torch.float64 if rounds else a.dtype)
-        sizes, lost = constant, constant
+        constant = self.box.center.new_zeros(len(a), dtype=torch.float64 if rounds else self.box.dtype)
+        sizes, lost, self.row_size = constant, constant, 1
         for number in range(index, 0, -1):
             if number not in pending:
                 continue
-            a, node = pending.pop(number), self.tape.nodes[number]
+            a, node = self._stored(pending.pop(number), images), self.tape.nodes[number]
+            self.row_size = max(self.row_size, _row_size(a))
             if number in self.activations:
-                before, more = through(number, a)
+                before, more = through(number, a, images)
                 earlier = {node.refs[0]: before}
             else:
                 earlier, more = self._backward_affine(number, a)
             constant = constant + more
             if rounds:
                 sizes = sizes + more.abs()
-                lost = lost + self._rounding_loss(a, self._error_of(number), images)
+                lost = lost + self._errors.loss(a, self._error_of(number), images)
             for ref, before in earlier.items():
                 if ref in pending:
                     pending[ref] = _added(pending[ref], before)
                     if rounds:  # the sum is rounded
-                        lost = lost + self._rounding_loss(pending[ref], self._sum_errors.get(ref), images)
+                        lost = lost + self._errors.loss(pending[ref], self._errors.of_sums.get(ref), images)
                 else:
                     pending[ref] = before
-        a = pending.get(0, self.box.center.new_zeros(len(a), *self.box.shape[1:]))
+            if undecided is not None and number in self.activations and len(pending) == 1:
+                ((ref, a),) = pending.items()
+                keep = undecided(ref, BackwardResult(a, constant, lost, sizes), images)
+                if keep is not None:
+                    pending[ref] = a.take(keep) if isinstance(a, Patches) else a[keep]
+                    constant, lost, sizes = constant[keep], lost[keep], sizes[keep]
+                    images = images if isinstance(images, slice) else images[keep]
+                    if not len(keep):
+                        return BackwardResult(self.box.center.new_zeros(0, *self.box.shape[1:]), constant, lost, sizes)
+        a = pending.get(0, self.box.center.new_zeros(len(constant), *self.box.shape[1:]))
         return BackwardResult(a, constant, lost, sizes)
+
+    def _stored(self, a: Any, images: Tensor | slice) -> Any:
+        """Return rows in the form in which they are carried back fastest."""
+        if isinstance(a, Patches) and a.is_large:
+            a = a.dense()
+        if isinstance(a, Tensor) and a.dim() == 4 and isinstance(images, slice) and not torch.is_grad_enabled():
+            return a.contiguous(memory_format=torch.channels_last)
+        return a
 
     def _error_of(self, number: int) -> Tensor | None:
         """Return the rounding error (B, ...) at a node, or None if it is exact."""
         if number not in self.activations:
-            return self._errors.get(number)
+            return self._errors.of_nodes.get(number)
         self.relaxation(number)
         return self._relaxation_errors[number]
 
-    def _rounding_loss(self, a: Any, error: Tensor | None, images: Tensor | slice) -> Tensor | float:
-        """Return |A| e (R,): how much perturbations of at most e (B, ...) can lower rows A (R, ...)."""
-        if error is None:
-            return 0.0
-        assert self.rounding is not None
-        row_error = error[images].unsqueeze(1)
-        share = 1 + 2 * self.rounding.bounds_sum(a[0].numel())
-        return share * dot(a.abs().view(len(row_error), -1, *a.shape[1:]), row_error).flatten().double()
-
-    def through_relaxations(self, images: Tensor | slice, slopes: Slopes | None = None) -> ActivationBackward:
-        """Return a function that carries rows of these images back through the relaxation of an activation."""
-        return lambda number, a: self._backward_activation(number, a, images, slopes.get(number) if slopes else None)
+    def through_relaxations(self, slopes: Slopes | None = None) -> ActivationBackward:
+        """Return a function that carries rows back through the relaxation of an activation."""
+        return lambda number, a, images: self._backward_activation(
+            number, a, images, slopes.get(number) if slopes else None
+        )
 
     def _backward_affine(self, number: int, a: Any) -> tuple[dict[int, Any], Tensor]:
         """Carry rows back through an affine operation."""
-        node = self.tape.nodes[number]
+        node, precise = self.tape.nodes[number], self.rounding is not None
+        rule = None if torch.is_grad_enabled() else self._channel_rule(number)  # it has no gradient
+        if isinstance(a, Patches):
+            back = backward_patches(node, a, rule, self.tape.nodes[node.refs[0]].shape, precise)
+            if back is not None:
+                return back
+            a = a.dense()
+        if rule is not None:
+            before = {ref: a * scale for ref, scale in rule.scales.items()}
+            return before, constants_of_channels(a, rule.offset.flatten(), precise)
         shape = self.tape.nodes[node.refs[0]].shape
         rows = len(next(leaves_of(a)))
-        precise = self.rounding is not None
         result = backward_affine(node, a, None if shape is None else torch.Size((rows, *shape[1:])), precise)
         if result is not None:
             return {node.refs[0]: result[0]}, result[1]
+        return self._row_tape(rows).backward(number, a, precise)
+
+    def _channel_rule(self, number: int) -> ChannelRule | None:
+        """Return the numbers of an elementwise operation, if they depend only on the channel."""
+        if number not in self._channel_rules:
+            node = self.tape.nodes[number]
+            shapes = {ref: self.tape.nodes[ref].shape for ref in node.refs if self.tape.nodes[ref].from_input}
+            rule = self._channel_rules[number] = per_channel(node, shapes, self._constants, self.box.center)
+            if rule is not None:
+                self._row_tape(len(self.box) + 1).check(number)
+        return self._channel_rules[number]
+
+    def _row_tape(self, rows: int) -> RowTape:
+        """Return the network recorded for a number of rows."""
         if rows not in self._row_tapes:
             self._row_tapes[rows] = RowTape(self.tape, self._record, self._constants, self.box.center, rows)
-        return self._row_tapes[rows].backward(number, a, precise)
+        return self._row_tapes[rows]
 
     def _backward_activation(
-        self, number: int, a: Tensor, images: Tensor | slice, slopes: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+        self, number: int, a: Any, images: Tensor | slice, slopes: Tensor | None
+    ) -> tuple[Any, Tensor]:
         """Carry rows back through the relaxation of an activation."""
         relaxation = self.relaxation(number)
+        if isinstance(a, Patches):
+            assert slopes is None
+            return backward_patch_activation(relaxation, a, images)
         if isinstance(relaxation, MaxPoolRelaxation):
             indices = torch.arange(len(self.box), device=a.device)[images]
             return backward_max_pool(relaxation.take(indices.repeat_interleave(len(a) // len(indices))), a)
@@ -306,23 +361,27 @@ class BackwardPass:
         """Return the relaxation of an activation over the bounds of its input."""
         if index not in self._relaxations:
             node = self.tape.nodes[index]
-            bounds = self.intermediate_bounds[node.refs[0]]
+            lower, upper = self.intermediate_bounds[node.refs[0]]
             constants, options = node.args[1:], {k: v for k, v in node.kwargs.items() if k not in ("input", "inplace")}
-            self._relaxations[index] = ACTIVATIONS.get(node.func, max_pool2d)(*bounds, *constants, **options)
+            if lower.dim() == 4 and not torch.is_grad_enabled():  # as the rows, see `_stored`
+                lower, upper = (b.contiguous(memory_format=torch.channels_last) for b in (lower, upper))
+            self._relaxations[index] = ACTIVATIONS.get(node.func, max_pool2d)(lower, upper, *constants, **options)
             if self.rounding is not None:
-                self._relaxations[index], error = cover_rounding(self._relaxations[index], *bounds, self.rounding)
-                network = self._errors.get(index)
+                self._relaxations[index], error = cover_rounding(self._relaxations[index], lower, upper, self.rounding)
+                network = self._errors.of_nodes.get(index)
                 self._relaxation_errors[index] = error if network is None else error + network
         return self._relaxations[index]
 
 
-def _basic(index: Any) -> bool:
-    """Return whether an index selects no element twice."""
-    parts = index if isinstance(index, tuple) else (index,)
-    return all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in parts)
+def _row_size(a: Any) -> int:
+    """Return the number of coefficients of a row."""
+    leaves = (a.a,) if isinstance(a, Patches) else leaves_of(a)
+    return sum(leaf[0].numel() for leaf in leaves if len(leaf))
 
 
 def _added(a: Any, b: Any) -> Any:
     """Add two rows of coefficients (R, ...) of a value, which may be a tuple of tensors."""
+    if isinstance(a, Patches) or isinstance(b, Patches):
+        return add_rows(a, b)
     others = leaves_of(b)
     return map_leaves(a, lambda x: x + next(others))

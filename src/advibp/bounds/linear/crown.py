@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from advibp.bounds.box import Box
 from advibp.bounds.graph.nodes import Node, Ref, leaves_of
 from advibp.bounds.labels import checked_labels, smallest_margin
 from advibp.bounds.linear.backward import BackwardPass
+from advibp.bounds.linear.neuron_bounds import neuron_bounds
 from advibp.bounds.linear.relaxation import PIECEWISE_LINEAR, is_unstable
 from advibp.bounds.linear.transpose import mixes_elements
 from advibp.bounds.rounded import Rounded
@@ -99,7 +101,9 @@ class LinearBounds(BackwardPass):
     def output(self) -> Box:
         """Return a box (B, ...) of the network's output: linear bounds intersected with interval bounds."""
         box = self._output
-        linear = self._bounds_of(self.tape.output, torch.ones_like(box.center, dtype=torch.bool))
+        linear = neuron_bounds(
+            self, self.tape.output, torch.ones_like(box.center, dtype=torch.bool), until_stable=False
+        )
         return Box.from_bounds(*_intersected((box.lower, box.upper), linear))
 
     def take(self, keep: Tensor) -> LinearBounds:
@@ -119,20 +123,42 @@ class LinearBounds(BackwardPass):
         """Return the bounds over the part of the input box in which pre-activations lie in these boxes (by node)."""
         part = copy.copy(self)
         part.intermediate_bounds = self.intermediate_bounds | boxes
-        part._relaxations, part._relaxation_errors = {}, {}
+        part._relaxations, part._relaxation_errors, part._boxes = {}, {}, {}
         return part
 
     def refine(self) -> LinearBounds:
-        """Tighten the bounds of every unstable neuron by backward passes, from the first layer on: CROWN."""
+        """Tighten the bounds of every unstable neuron by backward passes, from the first layer on: CROWN.
+
+        Intervals are propagated again from the tightened bounds. They prove many neurons of the next layer to be
+        stable, so that these need no backward pass.
+        """
         activations_of: dict[int, list[int]] = {}
         for index in self.activations:
             activations_of.setdefault(self._pre_activation_of(index), []).append(index)
-        for pre_activation, indices in sorted(activations_of.items()):
-            bounds = self.intermediate_bounds[pre_activation]
-            piecewise_linear = all(self.tape.nodes[index].func in PIECEWISE_LINEAR for index in indices)
+
+        def tightened(index: int, value: Any) -> Any:
+            if index not in activations_of:
+                return value
+            bounds = self.intermediate_bounds[index]
+            piecewise_linear = all(self.tape.nodes[i].func in PIECEWISE_LINEAR for i in activations_of[index])
+            if tightened_before and piecewise_linear:
+                stable = ~is_unstable(value.lower, value.upper)
+                bounds = (
+                    torch.where(stable, value.lower, bounds[0]),
+                    torch.where(stable, value.upper, bounds[1]),
+                )
+                self.tighten(index, *bounds)
             wanted = is_unstable(*bounds) if piecewise_linear else torch.ones_like(bounds[0], dtype=torch.bool)
-            if bool(wanted.any()) and not self.exact(pre_activation):
-                self.tighten(pre_activation, *self._bounds_of(pre_activation, wanted))
+            if bool(wanted.any()) and not self.exact(index):
+                self.tighten(index, *neuron_bounds(self, index, wanted, until_stable=piecewise_linear))
+                tightened_before.append(index)
+            return self._set_within(index) if tightened_before and self.is_finite(index) else value
+
+        tightened_before: list[int] = []
+        value = self._output  # of a network without operations
+        for _, value in self.tape.trace(self.inputs, change=tightened):  # noqa: B007
+            pass
+        self._output = value
         return self
 
     def tighten(self, pre_activation: int, lower: Tensor, upper: Tensor) -> None:
@@ -150,6 +176,7 @@ class LinearBounds(BackwardPass):
             if self._pre_activation_of(index) == pre_activation:
                 self._relaxations.pop(index, None)
                 self._relaxation_errors.pop(index, None)
+        self._boxes.pop(pre_activation, None)
 
     def exact(self, index: int) -> bool:
         """Return whether intervals bound a value exactly: a chain with at most one mixing operation computes it."""
@@ -160,20 +187,6 @@ class LinearBounds(BackwardPass):
         """Return how often a node uses values that depend on the input."""
         leaves = leaves_of((node.args, node.kwargs))
         return sum(isinstance(leaf, Ref) and self.tape.nodes[leaf.index].from_input for leaf in leaves)
-
-    def _bounds_of(self, index: int, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """Return lower and upper bounds of the wanted elements (B, ...) of a value; -inf and inf for the others."""
-        image, element = torch.nonzero(wanted.reshape(len(wanted), -1), as_tuple=True)
-        shape = wanted.shape[1:]
-        ends = []
-        for sign in (1.0, -1.0):
-            bounds = self.box.center.new_full((len(wanted), shape.numel()), -torch.inf)
-            for images, elements in zip(image.split(self.at_once), element.split(self.at_once), strict=True):
-                rows = bounds.new_zeros(len(images), bounds.shape[1])
-                rows[torch.arange(len(images), device=images.device), elements] = sign
-                bounds[images, elements] = self.lower(index, rows.view(-1, *shape), images)
-            ends.append(bounds.view(wanted.shape) * sign)
-        return ends[0], ends[1]
 
 
 def _intersected(bounds: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

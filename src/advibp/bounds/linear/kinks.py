@@ -169,7 +169,7 @@ class Kinks:
         """Carry rows back to the input and the kinks."""
         kinks = a.new_zeros(len(a), self.count)
 
-        def through(number: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+        def through(number: int, rows: Tensor, _: Tensor | slice) -> tuple[Tensor, Tensor]:
             kinks[:, self._columns[number]] += rows.flatten(1)[:, self.of[number].outputs]
             return self._backward_stable(number, rows), rows.new_zeros(len(rows))
 

@@ -117,11 +117,11 @@ def _refine(bounds: LinearBounds, number: int, effect: Tensor, *, integer: bool,
 def _effects(question: Question, bounds: LinearBounds) -> dict[int, Tensor]:
     """The effect of each neuron (N,) of every activation on the margins: sums of coefficients in a backward pass."""
     effects: dict[int, Tensor] = {}
-    relaxed = bounds.through_relaxations(slice(None))
+    relaxed = bounds.through_relaxations()
 
-    def through(number: int, a: Tensor) -> tuple[Tensor, Tensor]:
+    def through(number: int, a: Tensor, images: Tensor | slice) -> tuple[Tensor, Tensor]:
         effects[number] = a.abs().sum(0).flatten()
-        return relaxed(number, a)
+        return relaxed(number, a, images)
 
     rows = torch.cat([rows for rows, _ in question.unsafe]).to(bounds.box.center)
     bounds.backward(bounds.tape.output, rows, through)
