@@ -384,7 +384,7 @@ DATA = {
     "infinite pixels": ("infinite.npz", "infinite"),
     "pixels beyond 1": ("large.npz", "scale them"),
     "complex pixels": ("complex.npz", "complex"),
-    "flat images": ("flat.npz", "(150, 16)"),
+    "flat images": ("flat.npz", "(16,)"),
     "no training images": ("empty.npz", "x_train"),
     "negative label": ("negative.npz", "-1"),
     "label that is no integer": ("halved.npz", "integers"),

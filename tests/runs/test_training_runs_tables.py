@@ -95,7 +95,7 @@ def test_wrong_keys_are_one_sentence(tmp_path: Path) -> None:
     net = advibp.nets.build("FC 4", data.input_shape, data.classes, seed=0)
     for options, words in (
         ({"eps": {"radios": 0.1}}, "did you mean 'radius'"),
-        ({"eps": [0.1, 0.2]}, "does not fit inputs"),
+        ({"eps": [0.1, 0.2]}, "has 2 numbers, but an input has 10"),
         ({"eps": {"radius": 0.0}}, "All radii in eps are 0"),
         ({"eps": 0.1, "flip": True}, "flip and crop augment images"),
     ):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from advibp.bounds.ball import feasible, inner_ball
+from advibp.bounds.ball_ends import feasible, inner_ball
 from advibp.bounds.box import Range
 
 __all__ = ["Range", "feasible", "inner_ball", "uniform_start"]

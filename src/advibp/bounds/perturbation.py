@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from advibp.bounds.ball import feasible, inner_ball
+from advibp.bounds.ball_ends import feasible, inner_ball
 from advibp.bounds.box import Box, Range, is_unit_range
 from advibp.bounds.rounded import Rounded
 from advibp.bounds.zonotope import Zonotope

@@ -129,6 +129,9 @@ def perturbation_of(data: Data, eps_scale: Any, within: Any) -> Perturbation:
         shares = torch.tensor(radii_of_features(eps_scale, names), dtype=torch.float64)
     else:
         shares = torch.tensor(eps_scale, dtype=torch.float64)
-    found = Perturbation(low, high, shares)
-    found.check_shape(data.input_shape)
-    return found
+    if shares.numel() != math.prod(data.input_shape):
+        raise UserError(
+            f"eps or eps_scale has {shares.numel()} numbers, but an input has {math.prod(data.input_shape)} elements "
+            f"({tuple(data.input_shape)}); give one number for each, or name the features."
+        )
+    return Perturbation(low, high, shares.view(tuple(data.input_shape)))

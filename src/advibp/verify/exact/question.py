@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from advibp.bounds import Box, Perturbation
-from advibp.bounds.ball import inner_ball
+from advibp.bounds.ball_ends import inner_ball
 from advibp.bounds.linear.crown import LinearBounds
 from advibp.bounds.perturbation import PIXELS
 from advibp.bounds.rounded import Rounded, ball_ends
