@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
@@ -133,3 +134,25 @@ def test_wrong_arguments(arguments: dict[str, object], words: str) -> None:
 def test_a_scale_of_another_shape_is_refused() -> None:
     with pytest.raises(UserError, match=r"shape \(3,\)"):
         Perturbation(scale=[1.0, 1.0, 1.0]).check_shape((2,))
+
+
+def test_limits_are_float64_numbers() -> None:
+    x = torch.tensor([[0.05]], dtype=torch.float64)
+    around = Perturbation(0.0, 0.1)
+    assert around.contains(x, torch.tensor([[0.1]], dtype=torch.float64), 1.0).tolist() == [True]
+    assert around.contains(x, torch.tensor([[0.100000001]], dtype=torch.float64), 1.0).tolist() == [False]
+    assert Perturbation(1e39, 1e40).low == 1e39
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Perturbation(0.1 + 1e-9, 0.1), "is empty"),
+        (lambda: Perturbation([0.0, 0.0], [1.0, 1.0, 1.0]), "one number per element"),
+        (lambda: Perturbation(0, 10**400), "must be a number"),
+        (lambda: Perturbation.from_radii([1e-300, 1e30]), "similar size"),
+    ],
+)
+def test_ranges_and_radii_that_are_refused(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        make()

@@ -130,3 +130,19 @@ def test_the_example(tmp_path: Path) -> None:
     errors = certificate.errors(certificate.eps[0])
     assert errors["standard_error"] < 0.1
     assert errors["verified_error"] < 0.15
+
+
+def test_resume_with_other_names_is_refused(tmp_path: Path) -> None:
+    """Radii are given by name, so other names would move them to other columns."""
+    x, y = torch.rand(60, 3), torch.arange(60) % 2
+    options: dict[str, object] = {"eps": {"a": 0.05}, "epochs": 2, "ramp": 1, "batch_size": 20, "out": tmp_path / "run"}
+    for names in (["a", "b", "c"], ["b", "a", "c"]):
+        data = advibp.data.from_tensors(x, y, x, y, feature_names=names)
+        net = advibp.nets.build("FC 4", data.input_shape, 2, seed=0)
+        if names[0] == "a":
+            advibp.train(net, data, warmup_natural=0.5, warmup_adversarial=0, show=advibp.Silent(), **options)
+            continue
+        with pytest.raises(UserError, match="other names of features"):
+            advibp.train(
+                net, data, warmup_natural=0.5, warmup_adversarial=0, show=advibp.Silent(), resume=True, **options
+            )

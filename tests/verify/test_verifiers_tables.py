@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from advibp import Attack, Perturbation, UserError, certify, largest_proved_eps, nets, smallest_broken_eps
+from advibp import Attack, Perturbation, Predictor, UserError, certify, largest_proved_eps, nets, smallest_broken_eps
 from advibp.attacks import linf_pgd
 from advibp.data import Split
 from advibp.storage import checkpoint
@@ -153,3 +155,26 @@ def test_inputs_outside_of_the_range_are_refused() -> None:
         certify(net, x, y, -1.0, perturbation=around)
     with pytest.raises(UserError, match="no limit"):
         largest_proved_eps(net, x, y, perturbation=around)
+
+
+@pytest.mark.parametrize("kind", ["dataset", "loader"])
+def test_late_inputs_outside_of_the_range_are_refused(kind: str) -> None:
+    """The ball of such an input would be clipped to a set that does not contain the input."""
+    net = torch.nn.Linear(2, 2).requires_grad_(False)
+    net.weight.copy_(torch.tensor([[0.0, 0.0], [1.0, 0.0]]))
+    net.bias.copy_(torch.tensor([1.02, 0.0]))
+    x = torch.cat([torch.zeros(60, 2), torch.tensor([[1.01, 0.0]])])
+    data: Any = TensorDataset(x, net(x).argmax(1))
+    images = data if kind == "dataset" else DataLoader(data, batch_size=1)
+    with pytest.raises(UserError, match="range of valid inputs"):
+        certify(net, images, 0.05, perturbation=Perturbation(-1, 1))
+    with pytest.raises(UserError, match="range of valid inputs"):
+        radii(net, images, perturbation=Perturbation(-1, 1), attack=Attack(steps=2))
+
+
+def test_a_predictor_refuses_two_scales() -> None:
+    around = Perturbation(0.0, 1.0, scale=[1.0, 500.0])
+    with pytest.raises(UserError, match="give one of them"):
+        Predictor(torch.nn.Linear(2, 2), eps={"a": 0.1}, feature_names=["a", "b"], perturbation=around)
+    with pytest.raises(UserError, match=r"advibp\.Perturbation"):
+        Predictor(torch.nn.Linear(2, 2), eps=0.1, perturbation=(0, 1))  # type: ignore[arg-type]

@@ -64,9 +64,15 @@ class Perturbation:
 
     def __init__(self, low: Limit = 0.0, high: Limit = 1.0, scale: Sequence[float] | Tensor | None = None) -> None:
         low, high = _numbers("low", low, -math.inf), _numbers("high", high, math.inf)
-        if not bool((torch.as_tensor(low) <= torch.as_tensor(high)).all()):
+        ends = [torch.as_tensor(end, dtype=torch.float64) for end in (low, high)]
+        try:
+            torch.broadcast_shapes(*(end.shape for end in ends))
+        except RuntimeError:
+            shapes = " and ".join(str(tuple(end.shape)) for end in ends)
+            raise UserError(f"low and high have the shapes {shapes}; give one number per element.") from None
+        if not bool((ends[0] <= ends[1]).all()):
             raise UserError("The range of the inputs is empty: a lowest value is above the highest; check their order.")
-        if bool((torch.as_tensor(low) == math.inf).any()) or bool((torch.as_tensor(high) == -math.inf).any()):
+        if bool((ends[0] == math.inf).any()) or bool((ends[1] == -math.inf).any()):
             raise UserError("The range of the inputs is empty: it starts at inf or ends at -inf; check its numbers.")
         for name, value in (("low", low), ("high", high), ("scale", None if scale is None else _scale(scale))):
             object.__setattr__(self, name, value)
@@ -93,7 +99,10 @@ class Perturbation:
         """
         values = torch.as_tensor(_scale(radii, "The radii"))
         eps = float(values.max())
-        return eps, cls(low, high, values / eps)
+        scale = values / eps
+        if bool(((values > 0) & (scale < torch.finfo(torch.float64).tiny)).any()):
+            raise UserError("A radius is more than 1e307 times as large as another one; give radii of similar size.")
+        return eps, cls(low, high, scale)
 
     @property
     def within(self) -> Range:
@@ -212,7 +221,11 @@ class Perturbation:
         own = self.on(x)
         scale = torch.ones((), dtype=torch.float64) if own.scale is None else own.scale
         columns = [
-            torch.as_tensor(part).double().cpu().expand(x.shape).flatten(1).tolist()
+            (part.double() if isinstance(part, Tensor) else torch.tensor(part, dtype=torch.float64))
+            .cpu()
+            .expand(x.shape)
+            .flatten(1)
+            .tolist()
             for part in (x, points, scale, own.low, own.high)
         ]
         rows = [all(_is_in(eps, *values) for values in zip(*row, strict=True)) for row in zip(*columns, strict=True)]
@@ -282,7 +295,7 @@ def _numbers(name: str, value: Any, missing: float = math.nan) -> float | Tensor
     """Return a float, or a float64 tensor, without NaN. None is `missing`."""
     try:
         numbers = torch.as_tensor(_filled(value, missing), dtype=torch.float64, device="cpu").detach()
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         raise UserError(f"{name} is {value!r}, but must be a number, or one number per element.") from None
     if bool(numbers.isnan().any()) or numbers.numel() == 0:
         raise UserError(f"{name} is {value!r}, but must hold numbers, not NaN.")

@@ -135,6 +135,8 @@ def save(folder: RunFolder, training: Training, facts: dict[str, Any]) -> None:
     state = training.state_dict()
     tensors = {f"{group}.{name}": tensor for group in _GROUPS for name, tensor in state.pop(group).items()}
     facts = {**facts, **state, "data": training.feed.fingerprint, "recipe": training.recipe.as_dict()}
+    if training.data.feature_names is not None:
+        facts["feature_names"] = list(training.data.feature_names)
     folder.save_checkpoint(training.steps, tensors, facts)
 
 
@@ -164,6 +166,9 @@ def restore(folder: RunFolder, training: Training) -> tuple[dict[str, Any], list
             held_out = facts["recipe"].get("validation")
             advice = "" if held_out == len(training.data.validation) else f" (it was loaded with validation={held_out})"
             raise UserError(f"{folder.path} was trained on other images; resume it with the same data{advice}.")
+        names = training.data.feature_names
+        if names is not None and facts.get("feature_names", list(names)) != list(names):
+            raise UserError(f"{folder.path} was trained with other names of features; resume it with the same names.")
         state = {group: checkpoint.group(group, tensors) for group in _GROUPS}
         try:
             training.load_state_dict({**state, "steps": facts["steps"], "c_max": facts["c_max"]})

@@ -172,7 +172,10 @@ def certify(
 
         def decide(job: _Job) -> list[Record]:
             x, y = images.batch(torch.tensor(job.indices)) if job.indices else (None, None)
-            return [] if x is None or y is None else cascade.decide(x, y, job.indices, job.fingerprints, job.eps)
+            if x is None or y is None:
+                return []
+            check_range(x, around)
+            return cascade.decide(x, y, job.indices, job.fingerprints, job.eps)
 
         jobs = _test_first(net, images, around, _jobs(cascade, images, chosen, radii, size, file))
         workers = min(workers, len(radii) * math.ceil(len(chosen) / size))
@@ -247,7 +250,9 @@ def _test_first(net: nn.Module, images: Images, around: Perturbation, jobs: Iter
     tested = False
     for job in jobs:
         if job.indices and not tested:
-            check_function(net, images.batch(torch.tensor(job.indices[:FEW]))[0], around.within)
+            few = images.batch(torch.tensor(job.indices[:FEW]))[0]
+            check_range(few, around)
+            check_function(net, few, around.within)
             tested = True
         yield job
 
@@ -305,6 +310,26 @@ def set_fingerprint(perturbation: Perturbation) -> str:
     return checkpoint.fingerprint(state) if state else ""
 
 
+def check_range(x: Tensor, around: Perturbation) -> None:
+    """Raise a UserError if inputs leave the range of valid inputs.
+
+    The set around such an input would not contain the input itself, so a proof would say nothing about it.
+
+    Args:
+        x: Inputs (B, ...).
+        around: A perturbation in the type of the inputs.
+    """
+    low, high = (end.to(x.device) if isinstance(end, Tensor) else end for end in (around.low, around.high))
+    if bool(((x >= low) & (x <= high) & x.isfinite()).all()):
+        return
+    if around.is_pixels:
+        raise UserError(
+            "The images leave [0, 1] or hold NaN; scale them to [0, 1] and normalize inside the network. If the "
+            "inputs are not images, give the range of valid inputs: perturbation=advibp.Perturbation(low, high)."
+        )
+    raise UserError("Some inputs leave the range of valid inputs or hold NaN; correct the inputs or the range.")
+
+
 def check_inputs(net: nn.Module, images: Images, perturbation: Perturbation | None = None) -> str:
     """Raise a UserError if the network can't be certified on these images; otherwise return its fingerprint.
 
@@ -320,13 +345,7 @@ def check_inputs(net: nn.Module, images: Images, perturbation: Perturbation | No
     around = parse_perturbation(images, perturbation)
     around.check_shape(x.shape[1:])
     around = around.on(x)
-    if not bool(((x >= around.low) & (x <= around.high) & x.isfinite()).all()):
-        if around.is_pixels:
-            raise UserError(
-                "The images leave [0, 1] or hold NaN; scale them to [0, 1] and normalize inside the network. If the "
-                "inputs are not images, give the range of valid inputs: perturbation=advibp.Perturbation(low, high)."
-            )
-        raise UserError("Some inputs leave the range of valid inputs or hold NaN; correct the inputs or the range.")
+    check_range(x, around)
     first = next(net.parameters(), None)
     if first is None:
         raise UserError("The network has no parameters; there is nothing to certify.")

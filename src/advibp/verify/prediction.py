@@ -21,7 +21,7 @@ from advibp.errors import UserError
 from advibp.execution.modes import preserve_modes
 from advibp.execution.own_copy import run_on_copy
 from advibp.verify.argument_checks import check_eps, check_net, is_finite, named, shortened
-from advibp.verify.certification import arithmetic_of
+from advibp.verify.certification import arithmetic_of, check_range
 from advibp.verify.precision import check_types, full_precision
 from advibp.verify.radius import per_image, proved_images
 from advibp.verify.radius_search import FIRST_RADII, search_radii
@@ -134,12 +134,17 @@ class Predictor:
         input_shape: Sequence[int] | None = None,
         tolerance: float = 1e-4,
         fast: bool = False,
-        perturbation: Perturbation = PIXELS,
+        perturbation: Perturbation | None = None,
         feature_names: Sequence[str] | None = None,
         most: float | None = None,
     ) -> None:
         check_net(net, None, USAGE)
+        perturbation = PIXELS if perturbation is None else perturbation
+        if not isinstance(perturbation, Perturbation):
+            raise UserError(f"perturbation is {shortened(perturbation)}, but must be an advibp.Perturbation.")
         if isinstance(eps, Mapping):
+            if perturbation.scale is not None:
+                raise UserError("eps by name and perturbation both give a radius per feature; give one of them.")
             radii = radii_of_features(eps, feature_names)
             eps, perturbation = Perturbation.from_radii(radii, perturbation.low, perturbation.high)
         self.eps = None if eps is None else check_eps(eps, 1.0 if perturbation.is_pixels else math.inf)
@@ -242,10 +247,11 @@ class Predictor:
 
     def _features(self, x: Tensor) -> Tensor:
         """Return inputs that are not images in the type of the network."""
+        if x.is_complex():
+            raise UserError(f"The inputs are of type {x.dtype}; give real numbers.")
         x, around = x.to(self._like.device, self._like.dtype), self.perturbation
         around.check_shape(x.shape[1:])
-        if not bool(((x >= around.low) & (x <= around.high) & x.isfinite()).all()):
-            raise UserError("Some inputs leave the range of valid inputs or hold NaN; correct the inputs or the range.")
+        check_range(x, around)
         return x
 
     def _test(self, images: Tensor) -> None:

@@ -38,6 +38,7 @@ from advibp.verify.certification import (
     Progress,
     arithmetic_of,
     check_inputs,
+    check_range,
     fingerprints,
     prepare_set,
     weights_fingerprint,
@@ -264,6 +265,7 @@ def radii(
         for start in range(0, len(images), batch_size):
             rows = list(range(start, min(start + batch_size, len(images))))
             x, y = images.batch(torch.tensor(rows))
+            check_range(x, around)
             expected = [{**options, "image": image, "most": largest} for image in fingerprints(x, y)]
             new = [
                 i
