@@ -179,7 +179,7 @@ def run_certify(args: argparse.Namespace) -> int:
     eps, out = _radii(args.eps, recipe, around), Path(args.run) / _folder_name(args)
     if args.radius:
         refuse_ignored(args, ("eps", "sample", "budget", "workers"), "with --radius, which tries every eps")
-        _print_radii(net, test, attack, out, args, around)
+        _print_radii(net, test, attack, out, args, around, recipe)
         return 0
     with Counting("certifying", progress_console()) as counting:
         certificate = certify(
@@ -282,7 +282,13 @@ def _attack(args: argparse.Namespace) -> Attack:
 
 
 def _print_radii(
-    net: nn.Module, test: Test, attack: Attack, out: Path, args: argparse.Namespace, around: Perturbation
+    net: nn.Module,
+    test: Test,
+    attack: Attack,
+    out: Path,
+    args: argparse.Namespace,
+    around: Perturbation,
+    recipe: Recipe,
 ) -> None:
     """Measure radii, print certified accuracy over eps, and write a line per image to radii.jsonl."""
     with Counting("bisecting", progress_console()) as counting:
@@ -296,6 +302,7 @@ def _print_radii(
             seed=args.seed,
             progress=counting.progress,
             perturbation=around,
+            most=None if around.widest() < math.inf else 10 * recipe.eps,
         )
     title = f"{args.run}: {attack}, proofs in {arithmetic_of(net, args.arithmetic)} arithmetic"
     table = Table("eps", "certified accuracy", "accuracy under attack", title=escape(title))

@@ -226,7 +226,7 @@ def radii(
         progress: Called after each batch. Default: a progress bar on a terminal.
         perturbation: Range of the inputs, and scale of each feature's radius, as in `certify`.
         most: Largest eps to try. Default: the eps at which the set is the whole range, which is 1 for images. If a
-            feature has no limit: the largest difference of two inputs in a feature, relative to its scale.
+            feature has no limit: the smallest eps at which a feature may change by the spread of its values.
 
     Returns:
         A `Radius` for each image.
@@ -344,8 +344,8 @@ def _largest(most: float | None, around: Perturbation, images: Images) -> float:
     x = images.x if isinstance(images, Split) else images.batch(torch.arange(min(len(images), 1000)))[0]
     width = (x.amax(0) - x.amin(0)).double().cpu()
     scale = torch.ones((), dtype=torch.float64) if around.scale is None else around.scale.cpu()
-    spread = float(torch.where(scale > 0, width / scale, 0.0).max())
-    return spread if 0 < spread < math.inf else 1.0
+    spread = float(torch.where((scale > 0) & (width > 0), width / scale, math.inf).min())
+    return spread if spread < math.inf else 1.0
 
 
 def _fits(radius: Radius, options: dict[str, Any]) -> bool:
