@@ -374,7 +374,7 @@ MISTAKES = {
     "no such data": (f"train nowhere.npz 'FC 8' {OPTIONS} --out new", "nowhere.npz"),
     "unknown data set": (f"train mnits 'FC 8' {OPTIONS} --out new", "mnist"),
     "negative eps": (f"{TRAIN} --eps -1 --out new", "eps is '-1'"),
-    "eps beyond the images": (f"{TRAIN} --eps 2 --out new", "eps is '2'"),
+    "eps beyond the images": (f"{TRAIN} --eps 2 --out new", "eps is 2"),
     "eps zero": (f"{TRAIN} --eps 0 --out new", "eps is '0'"),
     "unknown net": (f"train data.npz dm-smal {OPTIONS} --out new", "did you mean 'dm-small'"),
     "malformed grammar": (f"train data.npz 'Conv 16 4x4, FC' {OPTIONS} --out new", "Conv 16 4x4"),

@@ -155,7 +155,8 @@ def test_images_are_limited_by_number_and_by_size(run: RunFiles, mnist: Split, m
 
 
 def test_names_of_classes_are_known_without_the_data(run: RunFiles, tmp_path: Path) -> None:
-    moved = dataclasses.replace(run, recipe={**run.recipe, "data": "cifar10", "data_root": str(tmp_path)})
+    recipe = {**run.recipe, "data": "cifar10", "data_root": str(tmp_path)}
+    moved = dataclasses.replace(run, recipe=recipe, path=tmp_path / "moved")  # without the place of the data
     source = images_of(moved)
     assert isinstance(source, Missing)
     assert source.class_names[3] == "cat"

@@ -233,8 +233,8 @@ def test_lines_follow_a_training_to_its_end(
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == HEADER
     assert [line.split()[0] for line in lines[2:-1]] == [f"{k}/6" for k in range(1, 7)]
-    # Nothing but the caller's own code can build its network again.
-    assert lines[-1] == f"finished; next: advibp certify {out} --eps 0.3 --net file.py:function"
+    # The recipe has the text of a network that `nets.build` has built.
+    assert lines[-1] == f"finished; next: advibp certify {out} --eps 0.3"
 
 
 def test_lines_of_several_runs_have_names(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
