@@ -162,14 +162,15 @@ function browser() {
 // ---- Details of an image ----
 
 function showDetails(list, record) {
-  const dialog = el("dialog", { "aria-label": `test image ${record.index}`, onclose: () => dialog.remove(), onclick: (event) => event.target === dialog && dialog.close() });
+  const dialog = el("dialog", { "aria-label": `test image ${record.index}`, onclose: () => dialog.remove(), onclick: (event) => event.target === dialog && shut() });
+  const shut = () => { dialog.close(); dialog.remove(); };  // the close event comes later
   let at = list.indexOf(record);
   const move = (by) => { if (list[at + by]) { at += by; draw(); } };
   const button = (text, label, by) => el("button", { type: "button", "aria-label": label, disabled: !list[at + by], onclick: () => { move(by); dialog.querySelector(`[aria-label="${label}"]`)?.focus(); } }, text);
   function draw() {
     dialog.replaceChildren(el("div", { class: "bar" }, button("←", "previous image", -1), button("→", "next image", 1),
       el("span", {}, list.length > 1 && `${whole(at + 1)} of ${whole(list.length)}`),
-      el("button", { type: "button", "aria-label": "close", onclick: () => dialog.close() }, "✕")), ...details(list[at]).filter(Boolean));
+      el("button", { type: "button", "aria-label": "close", onclick: shut }, "✕")), ...details(list[at]).filter(Boolean));
   }
   dialog.addEventListener("keydown", (event) => {
     if (event.key === "ArrowLeft") move(-1);
