@@ -26,6 +26,7 @@ from torch import Tensor
 from advibp.bounds.ball_ends import feasible, inner_ball
 from advibp.bounds.box import Box, Range, is_unit_range
 from advibp.bounds.rounded import Rounded
+from advibp.bounds.rounding import Rounding
 from advibp.bounds.zonotope import Zonotope
 from advibp.errors import UserError
 
@@ -206,6 +207,10 @@ class Perturbation:
     def rounded(self, x: Tensor, eps: float | Tensor) -> Rounded:
         """Return a `Rounded` box (B, ...) that contains the set of real numbers, for proofs that cover rounding."""
         return Rounded.ball(x, self.outer_radius(eps, x), self.on(x).within)
+
+    def unchecked_rounded(self, x: Tensor, eps: Tensor, rounding: Rounding) -> Rounded:
+        """Return `rounded` for inputs in the range and for a finite eps. This perturbation is on the device of x."""
+        return Rounded.unchecked_ball(x, self.outer_radius(eps, x), self.within, rounding)
 
     def contains(self, x: Tensor, points: Tensor, eps: float) -> Tensor:
         """Decide in exact arithmetic which points lie in the set.

@@ -67,8 +67,16 @@ class Rounded(Domain):
         Returns:
             A Rounded box (B, ...).
         """
-        lower, upper = ball_ends(x, eps, within)
-        return cls.between(lower, upper, Rounding(arithmetic or x.dtype, x.dtype))
+        Box.ball(x, eps, within)  # checks the arguments
+        return cls.unchecked_ball(x, eps, within, Rounding(arithmetic or x.dtype, x.dtype))
+
+    @classmethod
+    def unchecked_ball(cls, x: Tensor, eps: float | Tensor, within: Range, rounding: Rounding) -> Rounded:
+        """`ball` for arguments that were checked: x is in the range, and eps is finite and not negative.
+
+        If `rounding.branchless`, the operations do not depend on values.
+        """
+        return cls.between(*_ball_ends(x, eps, within), rounding)
 
     @classmethod
     def between(cls, lower: Tensor, upper: Tensor, rounding: Rounding) -> Rounded:
@@ -79,7 +87,7 @@ class Rounded(Domain):
             upper: upper bounds (B, ...), float64, at least `lower`.
             rounding: the arithmetic of the network and of the bounds.
         """
-        if not bool((lower <= upper).all()):
+        if not rounding.branchless and not bool((lower <= upper).all()):
             raise UserError("Rounded.between needs lower <= upper for all elements; check their order.")
         center = torch.lerp(lower, upper, 0.5).to(rounding.bounds)
         wide = center.double()
@@ -202,6 +210,11 @@ RULES = Rounded.rules = Rules(Rounded)
 def ball_ends(x: Tensor, eps: float | Tensor, within: Range) -> tuple[Tensor, Tensor]:
     """Return float64 bounds (B, ...) of a box that contains the ball of real numbers around x, within a range."""
     Box.ball(x, eps, within)  # checks the arguments
+    return _ball_ends(x, eps, within)
+
+
+def _ball_ends(x: Tensor, eps: float | Tensor, within: Range) -> tuple[Tensor, Tensor]:
+    """`ball_ends` for arguments that were checked."""
     wide = x.double()
     radius = eps.double() if isinstance(eps, Tensor) else eps
     infinite = torch.full_like(wide, math.inf)

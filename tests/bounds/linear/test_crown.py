@@ -372,7 +372,7 @@ class Counting(nn.Module):
         (lambda x: x.flip(0), "between the images"),
         (lambda x: x.view(-1, 1), "between the images"),
         (lambda x: x + NOISE, "accepts 3 images but not"),
-        (lambda x: (F.relu(x) * NOISE).mean(1, keepdim=True), "accepts 3 images but not"),
+        (lambda x: (F.relu(x) * NOISE).mean(1, keepdim=True), "does not treat all images alike"),  # one row per image
         (lambda x: x * torch.arange(x.shape[0]).double().unsqueeze(1), "does not treat all images alike"),
         (lambda x: x * x.shape[0], "does not treat all images alike"),
         (lambda x: x + torch.rand(5).double(), "does not treat all images alike"),
@@ -408,3 +408,17 @@ def test_a_residual_network_that_writes_in_place() -> None:
     same = settled(nn.Sequential(Residual(net[0].block, False), Residual(net[1].block, False), net[2]))
     box, y = wide_box(2, 5), torch.tensor([0, 1])
     close(crown(net, box).margins(y), crown(same, box).margins(y))
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_mean_over_a_batch_of_one_image_is_refused(gradients: bool) -> None:
+    """It is the identity for one image, but would mix the rows of a backward pass."""
+    layer = nn.Linear(3, 3).double().requires_grad_(False)
+
+    class Centered(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return F.relu(layer(x)) - layer(x).mean(0, keepdim=True)
+
+    box = Box.ball(torch.rand(1, 3, dtype=torch.float64), 0.1)
+    with torch.set_grad_enabled(gradients), pytest.raises(UserError, match="does not treat all images alike"):
+        crown_ibp(Centered(), box).margins(torch.tensor([0]))

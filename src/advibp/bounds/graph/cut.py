@@ -67,6 +67,53 @@ def cuts(net: nn.Module, x: Tensor) -> tuple[list[Cut], list[str]]:
     return (_sliced_cuts(net, parts), []) if parts is not None else _replayed_cuts(net, x)
 
 
+def split(net: Any, layers: int, x: Tensor) -> Cut:
+    """Split a network so that its last `layers` layers are behind the cut.
+
+    BatchNorm, ReLU and Flatten are layers of their own. In a network that is no plain nn.Sequential the recorded torch
+    operations are counted.
+
+    Args:
+        net: the network.
+        layers: number of layers behind the cut.
+        x: a batch, (B, ...), on which a network that is no nn.Sequential is recorded.
+
+    Raises:
+        UserError: if the network has too few layers, or a skip connection leads past the cut.
+
+    Examples:
+        >>> import torch
+        >>> from advibp import nets
+        >>> net, x = nets.build("FC 5, FC 4", (1, 3, 3), 2), torch.rand(2, 1, 3, 3)
+        >>> cut = split(net, 3, x)
+        >>> cut.after, torch.equal(cut.after(cut.before(x)), net(x))
+        (Sequential(
+          (0): Linear(in_features=5, out_features=4, bias=True)
+          (1): ReLU()
+          (2): Linear(in_features=4, out_features=2, bias=True)
+        ), True)
+    """
+    parts = _flat_layers(net) if isinstance(net, nn.Module) else None
+    if parts is not None:
+        _check_layers(layers, len(parts))
+        before = nn.Sequential(*parts[:-layers])
+        return Cut("", before, nn.Sequential(*parts[-layers:]), list(before.parameters()))
+    tape = _record_repeatable(net, x)
+    nodes = [i for i in tape.needed(0, tape.output) if tape.nodes[i].from_input and tape.nodes[i].shape is not None]
+    _check_layers(layers, len(nodes))
+    node = nodes[-layers - 1]
+    tape.check_cut(node)
+    return _replayed_cut(tape, node, tape.name(nodes[-layers]), tape.parameters_before(node))
+
+
+def _check_layers(layers: int, count: int) -> None:
+    if not 0 < layers < count:
+        raise UserError(
+            f"The network has {count} layers, so its last {layers} can't be attacked in a latent box; set taps_layers "
+            f"to 1 to {count - 1}."
+        )
+
+
 def _flat_layers(net: nn.Module) -> list[nn.Module] | None:
     """Return the layers of a plain nn.Sequential, including nested ones; None for any other module."""
     hooks = (net._forward_hooks, net._forward_pre_hooks, net._backward_hooks, net._backward_pre_hooks)

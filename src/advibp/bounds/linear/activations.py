@@ -11,6 +11,7 @@ so the number of passes over A is kept small.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,25 +21,25 @@ from torch.autograd.function import once_differentiable
 from advibp.bounds.linear.relaxation import LinearRelaxation, MaxPoolRelaxation
 
 
-def backward_relaxation(relaxation: LinearRelaxation, a: Tensor) -> tuple[Tensor, Tensor]:
+def backward_relaxation(
+    relaxation: LinearRelaxation, a: Tensor, of_rows: Callable[[Tensor], Tensor] = lambda line: line
+) -> tuple[Tensor, Tensor]:
     """Carry coefficients back through the relaxation of an activation.
 
     Args:
-        relaxation: the relaxation, (b, 1, ...) or (b, k, ...).
+        relaxation: the relaxation, (b, 1, ...) or (b, k, ...), or anything that `of_rows` maps to this shape.
         a: coefficients A (b, k, ...) of the activation's output.
+        of_rows: selects the numbers of the rows. Default: they are given.
 
     Returns:
         Coefficients (b, k, ...) of its input, and constants (b, k).
     """
-    lower_intercept, upper_intercept = relaxation.lower_intercept, relaxation.upper_intercept
+    lower_slope, lower_intercept, upper_slope, upper_intercept = relaxation[:4]
+    slopes = of_rows(lower_slope), of_rows(upper_slope - lower_slope)
     if lower_intercept is None:
-        return _BackwardRelaxation.apply(
-            a, relaxation.lower_slope, relaxation.upper_slope - relaxation.lower_slope, upper_intercept
-        )
-    before, constant = _BackwardRelaxation.apply(
-        a, relaxation.lower_slope, relaxation.upper_slope - relaxation.lower_slope, upper_intercept - lower_intercept
-    )
-    return before, constant + dot(a, lower_intercept)
+        return _BackwardRelaxation.apply(a, *slopes, of_rows(upper_intercept))
+    before, constant = _BackwardRelaxation.apply(a, *slopes, of_rows(upper_intercept - lower_intercept))
+    return before, constant + dot(a, of_rows(lower_intercept))
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:

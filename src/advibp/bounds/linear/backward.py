@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from advibp.bounds.box import Box
 from advibp.bounds.domain import unsupported, without_autocast
-from advibp.bounds.graph.nodes import leaves_of, map_leaves
+from advibp.bounds.graph.nodes import Node, leaves_of, map_leaves
 from advibp.bounds.graph.tape import Tape
 from advibp.bounds.linear.activations import backward_max_pool, backward_relaxation, dot
-from advibp.bounds.linear.patches import Patches, add_rows, backward_patch_activation, backward_patches
+from advibp.bounds.linear.patches import Patches, backward_patch_activation, backward_patches
 from advibp.bounds.linear.relaxation import (
     ACTIVATIONS,
     POOLS,
@@ -38,12 +38,13 @@ from advibp.bounds.linear.relaxation import (
     max_pool2d,
 )
 from advibp.bounds.linear.rounding_losses import RoundingErrors
+from advibp.bounds.linear.rows import add_any, count_coefficients, with_negatives
 from advibp.bounds.linear.transpose import (
     ChannelRule,
     RowTape,
     backward_affine,
-    constants_of_channels,
     copy_constant,
+    folded_convolution,
     is_affine,
     per_channel,
 )
@@ -107,11 +108,14 @@ class BackwardPass:
         self._constants: dict[int, Any] = {}
         self._row_tapes: dict[int, RowTape] = {}
         self._channel_rules: dict[int, ChannelRule | None] = {}
+        self._folded: dict[int, Node] = {}  # BatchNorm behind a convolution, as one convolution
         self._errors = RoundingErrors(self.tape, self.rounding)
         self._relaxation_errors: dict[int, Tensor] = {}  # rounding errors of activations and their relaxations
         # The maximal effect of rounding on the margins of each image (B,), and on the rows of the last `lower` (R,).
         self.lost = self._lost = box.center.new_zeros(len(box))
-        self.row_size = 1  # the largest number of coefficients of a row in the last backward pass
+        self.row_size = (
+            1  # the largest number of coefficients at a node in the last backward pass, per row at its start
+        )
         self._boxes: dict[int, tuple[Tensor, Tensor]] = {}  # center and radius by node, see `_box_at`
         self._check()
         self._propagate()
@@ -233,6 +237,7 @@ class BackwardPass:
         through: ActivationBackward,
         images: Tensor | slice = slice(None),
         undecided: Callable[[int, BackwardResult, Tensor | slice], Tensor | None] | None = None,
+        both_signs: bool = False,
     ) -> BackwardResult:
         """Carry rows back to the input.
 
@@ -242,7 +247,11 @@ class BackwardPass:
             through: carries rows of some images back through an activation.
             images: the images of the rows, as indices (R,) or a slice.
             undecided: called with the linear functions of each pre-activation, and their images, if no other value is
-                involved. It returns the indices of the rows to carry on; None for all of them.
+                involved. It returns the indices of the rows to carry on; None for all of them. It is not called before
+                the rows have passed two activations: over the bounds of the layer before they are not better than
+                intervals.
+            both_signs: whether the negatives of the rows are carried back too, as the last R of 2 R rows. Affine
+                operations before the first activation are computed once for both.
 
         Returns:
             The linear functions of the input.
@@ -250,13 +259,18 @@ class BackwardPass:
         pending: dict[int, Any] = {index: a}
         rounds = self.rounding is not None
         constant = self.box.center.new_zeros(len(a), dtype=torch.float64 if rounds else self.box.dtype)
-        sizes, lost, self.row_size = constant, constant, 1
+        sizes, lost, self.row_size, passed = constant, constant, 1, 0
+        rows, twice = max(1, len(a)), both_signs
         for number in range(index, 0, -1):
             if number not in pending:
                 continue
+            if twice and number in self.activations:
+                pending, constant, lost, sizes = with_negatives(pending, constant, lost, sizes)
+                images, twice = images.repeat(2) if isinstance(images, Tensor) else images, False
             a, node = self._stored(pending.pop(number), images), self.tape.nodes[number]
-            self.row_size = max(self.row_size, _row_size(a))
+            self.row_size = max(self.row_size, count_coefficients(a) // rows)
             if number in self.activations:
+                passed += 1
                 before, more = through(number, a, images)
                 earlier = {node.refs[0]: before}
             else:
@@ -267,12 +281,12 @@ class BackwardPass:
                 lost = lost + self._errors.loss(a, self._error_of(number), images)
             for ref, before in earlier.items():
                 if ref in pending:
-                    pending[ref] = _added(pending[ref], before)
+                    pending[ref] = add_any(pending[ref], before)
                     if rounds:  # the sum is rounded
                         lost = lost + self._errors.loss(pending[ref], self._errors.of_sums.get(ref), images)
                 else:
                     pending[ref] = before
-            if undecided is not None and number in self.activations and len(pending) == 1:
+            if undecided is not None and number in self.activations and passed > 1 and len(pending) == 1:
                 ((ref, a),) = pending.items()
                 keep = undecided(ref, BackwardResult(a, constant, lost, sizes), images)
                 if keep is not None:
@@ -281,6 +295,8 @@ class BackwardPass:
                     images = images if isinstance(images, slice) else images[keep]
                     if not len(keep):
                         return BackwardResult(self.box.center.new_zeros(0, *self.box.shape[1:]), constant, lost, sizes)
+        if twice:
+            pending, constant, lost, sizes = with_negatives(pending, constant, lost, sizes)
         a = pending.get(0, self.box.center.new_zeros(len(constant), *self.box.shape[1:]))
         return BackwardResult(a, constant, lost, sizes)
 
@@ -309,14 +325,15 @@ class BackwardPass:
         """Carry rows back through an affine operation."""
         node, precise = self.tape.nodes[number], self.rounding is not None
         rule = None if torch.is_grad_enabled() else self._channel_rule(number)  # it has no gradient
+        if rule is not None and number in self._folded:
+            node, rule = self._folded[number], None
         if isinstance(a, Patches):
             back = backward_patches(node, a, rule, self.tape.nodes[node.refs[0]].shape, precise)
             if back is not None:
                 return back
             a = a.dense()
         if rule is not None:
-            before = {ref: a * scale for ref, scale in rule.scales.items()}
-            return before, constants_of_channels(a, rule.offset.flatten(), precise)
+            return rule.backward(a, precise)
         shape = self.tape.nodes[node.refs[0]].shape
         rows = len(next(leaves_of(a)))
         result = backward_affine(node, a, None if shape is None else torch.Size((rows, *shape[1:])), precise)
@@ -332,6 +349,10 @@ class BackwardPass:
             rule = self._channel_rules[number] = per_channel(node, shapes, self._constants, self.box.center)
             if rule is not None:
                 self._row_tape(len(self.box) + 1).check(number)
+                # Errors of the network's own operations are needed where proofs cover rounding.
+                folded = folded_convolution(self.tape.nodes[node.refs[0]], rule) if self.rounding is None else None
+                if folded is not None and len(node.refs) == 1:
+                    self._folded[number] = folded
         return self._channel_rules[number]
 
     def _row_tape(self, rows: int) -> RowTape:
@@ -371,17 +392,3 @@ class BackwardPass:
                 network = self._errors.of_nodes.get(index)
                 self._relaxation_errors[index] = error if network is None else error + network
         return self._relaxations[index]
-
-
-def _row_size(a: Any) -> int:
-    """Return the number of coefficients of a row."""
-    leaves = (a.a,) if isinstance(a, Patches) else leaves_of(a)
-    return sum(leaf[0].numel() for leaf in leaves if len(leaf))
-
-
-def _added(a: Any, b: Any) -> Any:
-    """Add two rows of coefficients (R, ...) of a value, which may be a tuple of tensors."""
-    if isinstance(a, Patches) or isinstance(b, Patches):
-        return add_rows(a, b)
-    others = leaves_of(b)
-    return map_leaves(a, lambda x: x + next(others))

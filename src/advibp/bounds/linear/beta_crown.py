@@ -20,6 +20,7 @@ maximum. The weights are optimized together with the slopes of the lower lines a
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,7 +32,7 @@ from torch import Tensor
 
 from advibp.bounds.linear.activations import backward_relaxation
 from advibp.bounds.linear.ascent import Variable, ascend
-from advibp.bounds.linear.kinks import Kinks, Linear, UndecidedWindows, UnstableRelus
+from advibp.bounds.linear.kinks import Curves, Kinks, Linear, UndecidedWindows, UnstableRelus
 from advibp.bounds.linear.relaxation import LinearRelaxation
 
 
@@ -149,7 +150,7 @@ class SplitBounds:
         lines = [
             self._add(kinks, number, kinks_found)
             for number, kinks_found in kinks.of.items()
-            if len(kinks_found.outputs)
+            if len(kinks_found.outputs) and not isinstance(kinks_found, Curves)
         ]
         none = (self._center.new_zeros(0),) * 5
         self._negative_slope, self._upper_slope, self._upper_intercept, self._lower, self._upper = (
@@ -195,6 +196,20 @@ class SplitBounds:
         )
         self._magnitudes = torch.cat([self._magnitudes, sizes])
         return negative_slope, upper_slope, upper_intercept, *ends
+
+    def single(self) -> SplitBounds:
+        """Return a copy in float32, whose bounds do not cover rounding errors.
+
+        It serves to search for parameters and for ReLUs to split. The bounds that count are computed with the same
+        parameters by `back` of this object.
+        """
+        fast = copy.copy(self)
+        fast._unit = 0.0
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                setattr(fast, name, value.float())
+        fast._blocks = [_Block(block.columns, *(part.float() for part in block[1:])) for block in self._blocks]
+        return fast
 
     def whole(self) -> Subproblems:
         """Return the whole box as a subproblem, once for each function."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from advibp.bounds.box import Box
+from advibp.bounds.domain import unsupported
 from advibp.bounds.graph.nodes import Node, Ref, leaves_of
 from advibp.bounds.labels import checked_labels, smallest_margin
 from advibp.bounds.linear.backward import BackwardPass
@@ -79,6 +80,12 @@ class LinearBounds(BackwardPass):
     def interval_margins(self, y: Tensor) -> Tensor:
         """Return lower bounds (B, K) of the margins by intervals, which are already known."""
         return self._output.lower_margins(y)
+
+    def interval_margin_box(self, y: Tensor) -> Box:
+        """Return the box (B, K) of the margins by intervals. There is none if the bounds cover rounding."""
+        if isinstance(self._output, Rounded):
+            unsupported("a Rounded set has no box of its margins", "use a Box.")
+        return self._output.margins(y)
 
     def margin_rows(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the margins as linear functions of the output.

@@ -8,6 +8,7 @@ and a network that was trained to be certified has few kinks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,7 +17,13 @@ from torch import Tensor
 
 from advibp.bounds.domain import unsupported, without_autocast
 from advibp.bounds.linear.crown import LinearBounds
-from advibp.bounds.linear.relaxation import PIECEWISE_LINEAR, MaxPoolRelaxation, is_unstable
+from advibp.bounds.linear.relaxation import (
+    ACTIVATIONS,
+    PIECEWISE_LINEAR,
+    LinearRelaxation,
+    MaxPoolRelaxation,
+    is_unstable,
+)
 
 #: A search stores V (N + V) numbers for N inputs and V kinks. Networks that need more than this are not searched.
 MOST_NUMBERS = 2**28
@@ -85,11 +92,40 @@ class UndecidedWindows:
     upper: list[Tensor]
 
 
+@dataclass(frozen=True)
+class Curves:
+    """The neurons of one activation that is not piecewise linear, such as a sigmoid: all of them count as kinks.
+
+    Attributes:
+        pre_activation: node of the activation's input.
+        elements: their indices (K,) in the flattened value of this node, and of the activation.
+        lower: lower bounds (K,) of the input.
+        upper: upper bounds (K,) of the input.
+        relaxation: function of bounds (D, K) that returns the lines of the activation.
+    """
+
+    pre_activation: int
+    elements: Tensor
+    lower: Tensor
+    upper: Tensor
+    relaxation: Callable[[Tensor, Tensor], LinearRelaxation]
+
+    @property
+    def outputs(self) -> Tensor:
+        """The indices (K,) of their outputs in the flattened value of the activation."""
+        return self.elements
+
+
+#: The kinks of one activation.
+AnyKinks = UnstableRelus | UndecidedWindows | Curves
+
+
 class Kinks:
     """The kinks of a network over the box of one image, and its other values as linear functions of them.
 
     Args:
         bounds: linear bounds of the network for one image.
+        curves: whether activations that are not piecewise linear count as kinks. Default: False, they are refused.
 
     Attributes:
         of: activation (node) -> its kinks.
@@ -107,10 +143,10 @@ class Kinks:
         True
     """
 
-    def __init__(self, bounds: LinearBounds) -> None:
+    def __init__(self, bounds: LinearBounds, *, curves: bool = False) -> None:
         if len(bounds.box) != 1:
             unsupported(f"kinks are computed for one image, not for {len(bounds.box)}", "select one of them.")
-        self.bounds = bounds
+        self.bounds, self._curves = bounds, curves
         self.of = {number: self._kinks_of(number) for number in bounds.activations}
         starts = torch.tensor([0, *(len(kinks.outputs) for kinks in self.of.values())]).cumsum(0).tolist()
         self._columns = {
@@ -118,14 +154,18 @@ class Kinks:
         }
         self.count: int = starts[-1]
 
-    def _kinks_of(self, number: int) -> UnstableRelus | UndecidedWindows:
+    def _kinks_of(self, number: int) -> AnyKinks:
         """Return the kinks of an activation."""
         bounds = self.bounds
         pre_activation, relaxation = bounds.tape.nodes[number].refs[0], bounds.relaxation(number)
         lower, upper = (end.flatten() for end in bounds.intermediate_bounds[pre_activation])
         if isinstance(relaxation, MaxPoolRelaxation):
             return _undecided_windows(pre_activation, relaxation, lower, upper)
-        if bounds.tape.nodes[number].func not in PIECEWISE_LINEAR:
+        func = bounds.tape.nodes[number].func
+        if func not in PIECEWISE_LINEAR:
+            if self._curves and len(bounds.tape.nodes[number].args) <= 1:
+                every = torch.arange(lower.numel(), device=lower.device)
+                return Curves(pre_activation, every, lower, upper, ACTIVATIONS[func])
             unsupported(
                 f"{bounds.tape.name(number)} is not piecewise linear, so there is no exact verification",
                 "verify it by crown or alpha-crown.",
@@ -142,7 +182,7 @@ class Kinks:
         """Return the indices of an activation's kinks among all kinks."""
         return self._columns[number]
 
-    def before(self, index: int) -> dict[int, UnstableRelus | UndecidedWindows]:
+    def before(self, index: int) -> dict[int, AnyKinks]:
         """Return the kinks, by activation, on which the value of a node may depend."""
         needed = set(self.bounds.tape.needed(0, index))
         return {number: kinks for number, kinks in self.of.items() if number in needed}
@@ -193,6 +233,8 @@ class Kinks:
                 slopes = torch.full_like(lower, kinks.slope).masked_fill(lower >= 0, 1.0)
                 slopes.view(-1)[kinks.elements] = 0.0
                 all_slopes[number] = slopes
+            elif isinstance(kinks, Curves):
+                all_slopes[number] = torch.zeros_like(self.bounds.intermediate_bounds[kinks.pre_activation][0])
         return all_slopes
 
 

@@ -47,10 +47,10 @@ def neuron_bounds(linear: BackwardPass, index: int, wanted: Tensor, *, until_sta
         end = start + count
         while start < end:
             part = slice(start, min(start + step, end))
-            rows_of = slice(number, number + 1) if apart else image[part].repeat(2)
+            rows_of = slice(number, number + 1) if apart else image[part]
             bounds = _Neurons(linear, index, element[part], shape, until_stable).bounds(rows_of)
             lower[image[part], element[part]], upper[image[part], element[part]] = bounds[0], -bounds[1]
-            start, step = part.stop, max(1, _CACHE // (2 * linear.row_size))
+            start, step = part.stop, max(1, _CACHE // linear.row_size)
     return lower.view(wanted.shape), upper.view(wanted.shape)
 
 
@@ -61,31 +61,27 @@ class _Neurons:
         self, linear: BackwardPass, index: int, elements: Tensor, shape: torch.Size, until_stable: bool
     ) -> None:
         self.linear, self.index, self.until_stable = linear, index, until_stable
-        signs = linear.box.center.new_ones(2, len(elements))
-        signs[1] = -1
-        self.rows = _one_hot(elements.repeat(2), shape, signs.flatten())
-        self.lower = torch.empty_like(signs)  # of the neurons and of their negatives
+        ones = linear.box.center.new_ones(len(elements))
+        self.rows = _one_hot(elements, shape, ones)
+        self.lower = ones.new_empty(2, len(elements))  # of the neurons and of their negatives
         self.rest = torch.arange(len(elements), device=elements.device)  # neurons that are carried on
-        self.passed = 0  # pre-activations that the rows have passed
 
     def bounds(self, images: Tensor | slice) -> Tensor:
         """Return lower bounds (2, R) of the neurons and of their negatives."""
         linear = self.linear
         with without_autocast(self.lower.device.type):
             undecided = self._undecided if self.until_stable else None
-            back = linear.backward(self.index, self.rows, linear.through_relaxations(), images, undecided)
+            back = linear.backward(self.index, self.rows, linear.through_relaxations(), images, undecided, True)
             if not len(self.rest):
                 return self.lower
             if isinstance(images, Tensor):
-                images = images.view(2, -1)[:, self.rest].flatten()
+                images = images[self.rest].repeat(2)
             self.lower[:, self.rest] = linear.minimize(back, images).to(self.lower.dtype).view(2, -1)
         return self.lower
 
     def _undecided(self, at: int, back: BackwardResult, images: Tensor | slice) -> Tensor | None:
         """Store the bounds of neurons that are stable, and return the rows of the others; None if there are none."""
-        self.passed += 1
-        # Over the bounds of the layer before, rows are not better than intervals.
-        if self.passed == 1 or at == 0 or not self.linear.is_finite(at):
+        if at == 0 or not self.linear.is_finite(at):
             return None
         lower = self.linear.minimize(back, images, at).to(self.lower.dtype).view(2, -1)
         stable = (lower > 0).any(0)

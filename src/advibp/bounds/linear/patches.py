@@ -87,6 +87,10 @@ class Patches:
         """Return some of the rows."""
         return replace(self, a=self.a[part], at=self.at[part])
 
+    def both_signs(self) -> Patches:
+        """Return the rows and their negatives."""
+        return replace(self, a=torch.cat([self.a, -self.a]), at=self.at.repeat(2, 1))
+
     def gather(self, values: Tensor, images: Tensor | slice) -> Tensor:
         """Return the window of each row in a map of its image; 0 outside of the map.
 
@@ -108,13 +112,13 @@ class Patches:
         return rows.view(len(place), *self.window, values.shape[1]).permute(0, 3, 1, 2)
 
     def dense(self) -> Tensor:
-        """Return the rows as whole maps (R, C, H, W)."""
+        """Return the rows as whole maps (R, C, H, W), in channels_last."""
         left, right, top, bottom = self._padding()
         (height, width), (rows, channels) = self.size, self.a.shape[:2]
         whole = self.a.new_zeros(rows, height + top + bottom, width + left + right, channels)
         windows, number = self._windows(whole, top, left), torch.arange(rows, device=whole.device)
         windows[number, self.at[:, 0], self.at[:, 1]] = self.a.permute(0, 2, 3, 1).flatten(2)
-        return whole[:, top : top + height, left : left + width].permute(0, 3, 1, 2).contiguous()
+        return whole[:, top : top + height, left : left + width].contiguous().permute(0, 3, 1, 2)
 
     def _windows(self, padded: Tensor, top: int, left: int) -> Tensor:
         """Return a view of the windows at all positions, (N, most, most, h, w C), of padded maps (N, H, W, C)."""
@@ -148,12 +152,14 @@ class Patches:
             return None
         first = tuple(min(self.shift[d], other.shift[d]) for d in (0, 1))
         end = tuple(max(p.shift[d] + p.window[d] for p in (self, other)) for d in (0, 1))
-        both = []
-        for part in (self, other):
-            before = [part.shift[d] - first[d] for d in (0, 1)]
-            after = [end[d] - part.shift[d] - part.window[d] for d in (0, 1)]
-            both.append(F.pad(part.a, (before[1], after[1], before[0], after[0])))
-        return replace(self, a=both[0] + both[1], shift=(first[0], first[1]))
+        large, small = (self, other) if self.a[0].numel() >= other.a[0].numel() else (other, self)
+        before = [large.shift[d] - first[d] for d in (0, 1)]
+        after = [end[d] - large.shift[d] - large.window[d] for d in (0, 1)]
+        padding = (0, 0, before[1], after[1], before[0], after[0])
+        whole = F.pad(large.a.permute(0, 2, 3, 1), padding)  # channels_last
+        (top, left), (height, width) = (small.shift[d] - first[d] for d in (0, 1)), small.window
+        whole[:, top : top + height, left : left + width] += small.a.permute(0, 2, 3, 1)
+        return replace(self, a=whole.permute(0, 3, 1, 2), shift=(first[0], first[1]))
 
 
 def add_rows(a: Patches | Tensor, b: Patches | Tensor) -> Patches | Tensor:
@@ -181,8 +187,8 @@ def backward_patches(
         Coefficients of each value that it uses, and the constants A c (R,). None if there is no rule for the operation.
     """
     if rule is not None:
-        before = {ref: replace(a, a=a.a * scale) for ref, scale in rule.scales.items()}
-        return before, constants_of_channels(a.a, rule.offset.flatten(), precise)
+        rows, constants = rule.backward(a.a, precise)
+        return {ref: replace(a, a=each) for ref, each in rows.items()}, constants
     if len(node.refs) != 1 or not node.args or node.args[0] != Ref(node.refs[0]) or shape is None or len(shape) != 4:
         return None
     name, moved, constant = getattr(node.func, "__name__", ""), None, a.a.new_zeros(len(a))
@@ -263,8 +269,7 @@ def backward_patch_activation(
     """
     if isinstance(relaxation, MaxPoolRelaxation):
         return _max_pool(relaxation, a, images)
-    lines = (None if line is None else a.gather(line, images).unsqueeze(1) for line in relaxation[:4])
-    before, constant = backward_relaxation(LinearRelaxation(*lines), a.a.unsqueeze(1))  # type: ignore[arg-type]
+    before, constant = backward_relaxation(relaxation, a.a.unsqueeze(1), lambda b: a.gather(b, images).unsqueeze(1))
     return replace(a, a=before.squeeze(1)), constant.squeeze(1)
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from advibp.bounds.box import RULES, Box, Operand, _between
 from advibp.bounds.domain import Func, name_of, spellings, unsupported
+from advibp.bounds.shrinking import shrink_factor
 
 rule, unary = RULES.rule, RULES.unary
 
@@ -276,7 +277,11 @@ class _Relu(torch.autograd.Function):
 @unary("relu")
 def relu(func: Func, input: Box) -> Box:
     run = _Relu.apply if torch.is_grad_enabled() else _Relu.forward
-    return Box._of(*run(input.center, input.radius))
+    center, radius = run(input.center, input.radius)
+    if (factor := shrink_factor()) != 1:
+        scale = torch.where(input.center < input.radius, factor, 1.0)  # l < 0: the output is [0, u], or 0
+        return Box._of(center * scale, radius * scale)
+    return Box._of(center, radius)
 
 
 @unary(
