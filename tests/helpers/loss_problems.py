@@ -17,3 +17,8 @@ def problem(spec: str, seed: int) -> tuple[nn.Module, Tensor, Tensor]:
             p.mul_(3)
     x = (torch.rand(6, 1, 5, 5, generator=generator, dtype=torch.float64) * 1.6 - 0.3).clamp(0, 1)
     return net, x, torch.randint(0, 4, (6,), generator=generator)
+
+
+def gradients_of(loss: Tensor, net: nn.Module) -> tuple[Tensor, ...]:
+    """Return the gradients of a loss with respect to all parameters."""
+    return torch.autograd.grad(loss, list(net.parameters()), materialize_grads=True, retain_graph=True)

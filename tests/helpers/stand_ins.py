@@ -10,6 +10,8 @@ import tarfile
 import zipfile
 from dataclasses import replace
 
+from PIL import Image
+
 from advibp.data.fetch.catalogue import find
 from advibp.data.fetch.known_sets import File, Row
 
@@ -59,6 +61,14 @@ def stand_in(name: str) -> tuple[Row, dict[str, bytes], dict[str, bytes]]:
         }
         inside = {f"train/{n}": b for n, b in train.items()} | {f"test/{n}": b for n, b in test.items()}
         inside["test/GT-final_test.csv"] = labels
+    elif name == "cifar100":
+        inside = {"train.bin": os.urandom(3074), "test.bin": os.urandom(3074)}
+        more = {"fine_label_names.txt": b"apple\n", "coarse_label_names.txt": b"fish\n"}
+        remote = {row.remotes[0].name: tar_of({f"{row.folder}/{n}": b for n, b in {**inside, **more}.items()})}
+    elif name == "tinyimagenet":
+        inside = tiny_imagenet()
+        dropped = {"wnids.txt": b"n01\n", "test/images/test_0.JPEG": jpeg(), "train/n01/n01_boxes.txt": b"0 0 1 1\n"}
+        remote = {row.remotes[0].name: zip_of({f"{row.folder}/{n}": b for n, b in {**inside, **dropped}.items()})}
     else:
         inside = remote = {file.name: gzip.compress(os.urandom(500)) for file in row.files}
     small = replace(
@@ -72,3 +82,17 @@ def stand_in(name: str) -> tuple[Row, dict[str, bytes], dict[str, bytes]]:
 
 def ppm() -> bytes:
     return b"P6 4 4 255\n" + os.urandom(48)
+
+
+def jpeg(gray: int = 100) -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", (8, 8), (gray, gray, gray)).save(out, "JPEG", quality=95)
+    return out.getvalue()
+
+
+def tiny_imagenet() -> dict[str, bytes]:
+    """Files of a small TinyImageNet, as its archive holds them: two classes, dark and bright."""
+    train = {f"train/n{c:02d}/images/n{c:02d}_{i}.JPEG": jpeg(50 + 100 * c) for c in (1, 2) for i in range(4)}
+    test = {f"val/images/val_{i}.JPEG": jpeg(250 if i % 2 else 150) for i in range(3)}
+    lines = b"".join(f"val_{i}.JPEG\tn{1 + i % 2:02d}\t0\t0\t7\t7\n".encode() for i in range(3))
+    return train | test | {"val/val_annotations.txt": lines}

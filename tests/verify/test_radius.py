@@ -204,3 +204,30 @@ def test_a_double_network() -> None:
     found = radii(net.double(), Split(test.x.double(), test.y), attack=Attack(steps=5))
     assert len(found) == 8
     assert len(largest_proved_eps(net, test.x[:0].double(), test.y[:0])) == 0
+
+
+WRONG = {
+    "inputs": ({"x": [1.0]}, "must be tensors"),
+    "no labels": ({"y": None}, "must be tensors"),
+    "float labels": ({"y": torch.zeros(2)}, "give integers"),
+    "too few labels": ({"y": torch.zeros(1, dtype=torch.int64)}, "of shape (2,)"),
+    "integers": ({"x": torch.zeros(2, 4, dtype=torch.int64)}, "torch.int64"),
+    "double": ({"x": torch.zeros(2, 4, dtype=torch.float64)}, "torch.float64"),
+    "tolerance": ({"tolerance": "fine"}, "tolerance is 'fine'"),
+    "most": ({"most": "1"}, "most is '1'"),
+    "negative most": ({"most": -1.0}, "above 0"),
+    "length of most": ({"most": torch.ones(3)}, "shape (2,)"),
+    "perturbation": ({"perturbation": 0.1}, "advibp.Perturbation"),
+    "range": ({"x": torch.full((2, 4), 3.0)}, "[0, 1]"),
+    "verifier": ({"by": 3}, ""),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_wrong_arguments_have_one_sentence(kind: str) -> None:
+    changes, word = WRONG[kind]
+    arguments = {"x": torch.rand(2, 4), "y": torch.zeros(2, dtype=torch.int64)} | changes
+    with pytest.raises(UserError) as raised:
+        largest_proved_eps(nn.Linear(4, 3), arguments.pop("x"), arguments.pop("y"), **arguments)
+    assert word in str(raised.value)
+    assert "\n" not in str(raised.value)

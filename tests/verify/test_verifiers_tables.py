@@ -139,7 +139,7 @@ def test_eps_by_name_of_the_feature() -> None:
     assert [r.lower_margin for r in by_name.records] == [r.lower_margin for r in by_scale.records]
     with pytest.raises(UserError, match="did you mean"):
         certify(net, Split(x, y, input_range=None, feature_names=("age", "b", "c", "d")), {"agee": 0.1})
-    with pytest.raises(UserError, match="has none"):
+    with pytest.raises(UserError, match="has no such names"):
         certify(net, Split(x, y, input_range=None), {"a": 0.1})
 
 

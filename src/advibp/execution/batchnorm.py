@@ -62,10 +62,11 @@ class Statistics(TorchFunctionMode):
         self._counted: set[int] = set()
         self._untracked = self._reuse = False
 
-    def capture(self, net: Any, x: Tensor) -> None:
-        """Run the clean pass. From then on every pass reuses its statistics."""
-        run_on_copy(net, x)
+    def capture(self, net: Any, x: Tensor) -> Tensor:
+        """Run the clean pass and return its logits. From then on every pass reuses its statistics."""
+        logits: Tensor = run_on_copy(net, x)
         self._reuse = True
+        return logits
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -26,6 +26,7 @@ from advibp.errors import UserError
 from advibp.execution.own_copy import run_on_copy
 from advibp.storage import checkpoint
 from advibp.verify.attack_options import Attack, start_generator
+from advibp.verify.exact.portfolio import share_of_search
 from advibp.verify.exact.question import PROVED, Question
 from advibp.verify.precision import Arithmetic
 from advibp.verify.records import Record, Verdict
@@ -237,7 +238,10 @@ class Cascade:
                 question = Question.robustness(
                     self.net, batch.x[row : row + 1], label, batch.eps, len(known), real, self.perturbation
                 ).about([k for k, margin in enumerate(margins) if not margin > threshold])
-                answer = searches()[check](question, seconds=left if last else left / 2)  # half for later checks
+                share = 1.0 if last else 0.5  # the rest is for later checks
+                if check == "bab" and not last:
+                    share = share_of_search(question)
+                answer = searches()[check](question, seconds=share * left)
             batch.set_margins(one, torch.tensor([min([answer.margin, *(m for m in margins if m > threshold)])]))
             if answer.counterexample is not None:
                 self._save(batch, one, answer.counterexample)

@@ -28,7 +28,7 @@ class CollapseWarning(UserWarning):
 
 
 def collapse_messages(
-    labels: Sequence[int], predictions: Sequence[int], names: Sequence[str] | None = None
+    labels: Sequence[int], predictions: Sequence[int], names: Sequence[str] | None = None, what: str = "images"
 ) -> list[str]:
     """Return a sentence for each sign of a collapse; [] if there is none.
 
@@ -36,6 +36,7 @@ def collapse_messages(
         labels: classes of the images.
         predictions: predicted classes of the same images.
         names: names of the classes. Default: their numbers.
+        what: what the images are called. Default: "images".
     """
     expected, predicted = Counter(labels), Counter(predictions)
     if len(expected) < 2 or len(labels) < FEWEST_IMAGES:
@@ -43,17 +44,17 @@ def collapse_messages(
     if len(predicted) == 1:
         (only,) = predicted
         return [
-            f"The network has collapsed: it predicts {_class(only, names)} for all {len(predictions):,} images. A "
+            f"The network has collapsed: it predicts {_class(only, names)} for all {len(predictions):,} {what}. A "
             "constant network is robust at every eps, so its certificates mean nothing. Train it for more epochs, with "
-            "more images, with a longer ramp, or with a smaller eps."
+            "more training data, with a longer warm-up or ramp, or with a smaller eps."
         ]
     never = sorted(k for k, images in expected.items() if images >= FEWEST_OF_A_CLASS and k not in predicted)
     if not never:
         return []
     images = sum(expected[k] for k in never)
     return [
-        f"The network never predicts {_classes(never, names)}, the label of {images:,} of the {len(labels):,} images. "
-        "It has partly collapsed; train it for more epochs, with a longer ramp, or with a smaller eps."
+        f"The network never predicts {_classes(never, names)}, the label of {images:,} of the {len(labels):,} {what}. "
+        "It has partly collapsed; train it for more epochs, with a longer warm-up or ramp, or with a smaller eps."
     ]
 
 
@@ -108,4 +109,5 @@ def _classes(classes: Sequence[int], names: Sequence[str] | None) -> str:
 
 
 def _class(k: int, names: Sequence[str] | None) -> str:
-    return f"class {k} ({names[k]})" if names is not None and k < len(names) else f"class {k}"
+    named = names is not None and k < len(names) and names[k] != str(k)  # digits are called by their number
+    return f"class {k} ({names[k]})" if names is not None and named else f"class {k}"

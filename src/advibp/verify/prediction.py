@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from advibp.bounds import Box, Perturbation
+from advibp.bounds.labels import smallest_margin
 from advibp.bounds.perturbation import PIXELS
 from advibp.bounds.rounded import Rounded
 from advibp.data.features import radii_of_features
 from advibp.errors import UserError
 from advibp.execution.modes import preserve_modes
 from advibp.execution.own_copy import run_on_copy
-from advibp.verify.argument_checks import check_eps, check_net, is_finite, named, shortened
+from advibp.verify.argument_checks import check_eps, check_net, check_whole, is_finite, named, shortened
 from advibp.verify.certification import arithmetic_of, check_range
 from advibp.verify.precision import check_types, full_precision
 from advibp.verify.radius import per_image, proved_images
@@ -99,8 +100,8 @@ class Predictor:
         class_names: Names of the classes. Default: their numbers.
         input_shape: Shape of one image. Default: None; then images are (C, H, W) or (F,), and batches have one more
             dimension.
-        tolerance: The search for the radius stops when a radius that is larger by this much is not proved. Default:
-            1e-4.
+        tolerance: The search for the radius stops when a radius that is larger by this share of itself is not proved.
+            Default: 1e-3, for three digits.
         fast: Record the IBP pass of single images as a program, which takes a few seconds and makes later calls several
             times faster. The results are the same. Needs `input_shape`. Default: False.
         perturbation: Range of the inputs, and scale of each feature's radius. Default: those of images in [0, 1].
@@ -132,7 +133,7 @@ class Predictor:
         arithmetic: str | None = None,
         class_names: Sequence[str] | None = None,
         input_shape: Sequence[int] | None = None,
-        tolerance: float = 1e-4,
+        tolerance: float = 1e-3,
         fast: bool = False,
         perturbation: Perturbation | None = None,
         feature_names: Sequence[str] | None = None,
@@ -145,18 +146,22 @@ class Predictor:
         if isinstance(eps, Mapping):
             if perturbation.scale is not None:
                 raise UserError("eps by name and perturbation both give a radius per feature; give one of them.")
-            radii = radii_of_features(eps, feature_names)
+            radii = radii_of_features(eps, _names("feature_names", feature_names))
             eps, perturbation = Perturbation.from_radii(radii, perturbation.low, perturbation.high)
         self.eps = None if eps is None else check_eps(eps, 1.0 if perturbation.is_pixels else math.inf)
+        if radius is not None and not isinstance(radius, bool):
+            raise UserError(f"radius is {shortened(radius)}, but must be True, False or None.")
+        if not isinstance(fast, bool):
+            raise UserError(f"fast is {shortened(fast)}, but must be True or False.")
         self.radius = eps is None if radius is None else radius
         self.by = in_order(by, list(bounding_verifiers()))
         if not is_finite(tolerance) or not tolerance > 0:
-            raise UserError(f"tolerance is {shortened(tolerance)}, but must be a number above 0, such as 1e-4.")
+            raise UserError(f"tolerance is {shortened(tolerance)}, but must be a number above 0, such as 1e-3.")
         self.tolerance = float(tolerance)
         self.arithmetic = arithmetic_of(net, arithmetic)
         check_arithmetic(self.by, self.arithmetic)
-        self.class_names = None if class_names is None else [str(name) for name in class_names]
-        self.input_shape = None if input_shape is None else tuple(input_shape)
+        self.class_names = _names("class_names", class_names)
+        self.input_shape = _shape(input_shape)
         first = next(net.parameters(), None)
         if first is None:
             raise UserError("The network has no parameters; there is nothing to certify.")
@@ -219,11 +224,16 @@ class Predictor:
         """Return a batch of images in the type of the network, and whether one image was given."""
         if not isinstance(x, Tensor | np.ndarray):
             raise UserError(f"The images are {named(x)}, but must be a tensor or an array: call {USAGE}.")
+        x = _plain_array(x)
         try:
             images = torch.as_tensor(x).detach()
         except (TypeError, ValueError, RuntimeError):
             raise UserError(f"The images are of type {x.dtype}; give floats in [0, 1], or uint8.") from None
+        if images.layout != torch.strided or images.is_nested or images.is_meta:
+            raise UserError("The images are a sparse, nested or meta tensor; give a dense one.")
         shape = tuple(images.shape)
+        if not shape:
+            raise UserError("The images are a single number; give an image (C, H, W), a row (F,), or a batch of them.")
         if self.input_shape is not None:
             single = shape == self.input_shape
             if not single and shape[1:] != self.input_shape:
@@ -269,7 +279,7 @@ class Predictor:
         sizes = [1] * (self.eps is not None) + [len(FIRST_RADII)] * bool(self.radius)
         with self._certifying():
             for size in sizes:
-                program = record(self._net, (size, *self.input_shape), self._like.dtype, self._like.device)
+                program = record(self._net, self.input_shape, size, self._like, self.perturbation)
                 if program is not None:
                     self._programs[size] = program
 
@@ -297,10 +307,18 @@ class Predictor:
 
     def _proofs(self, x: Tensor, y: Tensor, finite: Tensor) -> Sequence[tuple[bool | None, float | None]]:
         """Return for each image whether it is proved at eps, and its radius."""
-        holds = [] if self.eps is None else ((self._margins(x, self.eps, y) > 0) & finite).tolist()
-        radii = (self._radii(x, y) * finite).tolist() if self.radius else []
+        holds: list[bool] = []
+        radii: list[float] = []
+        if self.eps is not None:
+            eps_of_all = torch.full((len(x), 1), self.eps, dtype=torch.float64, device=x.device)
+            holds = (self._prove(x, eps_of_all, y)[:, 0] & finite).tolist()
+        if self.radius:
+            found = search_radii(lambda tried: self._prove(x, tried, y), len(x), x, self.tolerance, self._most)
+            radii = [radius if ok else 0.0 for radius, ok in zip(found, finite.tolist(), strict=True)]
         if self.eps is None or not self.radius:
-            return [(h, r) for h, r in zip(holds or [None] * len(x), radii or [None] * len(x), strict=True)]
+            certified: Sequence[bool | None] = holds or [None] * len(x)
+            found_radii: Sequence[float | None] = radii or [None] * len(x)
+            return list(zip(certified, found_radii, strict=True))
         # Both are proofs, which may differ by the rounding of the bounds. A proof at one eps holds at smaller ones.
         eps = self.eps
         return [(h or r >= eps, max(r, eps) if h else r) for h, r in zip(holds, radii, strict=True)]
@@ -309,29 +327,51 @@ class Predictor:
         known = self.class_names is not None and index < len(self.class_names)
         return self.class_names[index] if known else str(index)  # type: ignore[index]
 
-    def _margins(self, x: Tensor, eps: float | Tensor, y: Tensor) -> Tensor:
-        """Return a number for each image (B,) that is above 0 if its class is proved at its eps."""
+    def _prove(self, x: Tensor, radii: Tensor, y: Tensor) -> Tensor:
+        """Return which radii (B, R) of images (B, ...) are proved for the classes y (B,), as bools (B, R)."""
+        count = radii.shape[1]
+        if len(x) == 1 and count in self._programs:
+            with torch.inference_mode():  # each operation is faster
+                return (self._programs[count](x, per_image(radii[0].double(), x), y) > 0)[None].clone()
+        inputs, labels = x.repeat_interleave(count, 0), y.repeat_interleave(count)
+        eps = per_image(radii.flatten(), x)
+        ball: Box | Rounded
         if self.arithmetic == "real":
-            ball: Box | Rounded = self.perturbation.box(x, eps)
+            ball = self.perturbation.box(inputs, eps.to(x.dtype))
         else:
-            ball = self.perturbation.rounded(x, eps)
-            program = self._programs.get(len(x))
-            if program is not None:
-                return program(ball.center, ball.radius, y)
+            ball = self.perturbation.rounded(inputs, eps.double())
         if self.by == ["ibp"]:
-            return run_on_copy(self._net, ball).lower_margins(y).scatter(1, y[:, None], torch.inf).amin(1)
-        return proved_images(self._net, ball, y, self.by).to(x.dtype) - 0.5
+            holds = smallest_margin(run_on_copy(self._net, ball).lower_margins(labels), labels) > 0
+        else:
+            holds = proved_images(self._net, ball, labels, self.by)
+        return holds.view(len(x), count)
 
-    def _radii(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return for each image (B,) a large proved eps; 0 if none is proved."""
-        labels, repeated = y.repeat_interleave(len(FIRST_RADII)), x.repeat_interleave(len(FIRST_RADII), 0)
 
-        def margins(shares: Tensor) -> Tensor:
-            radii = shares if self._most == 1 else self._most * shares
-            return self._margins(repeated, per_image(radii.flatten(), x), labels).view_as(shares)
+def _names(name: str, values: Any) -> list[str] | None:
+    """Return names as texts; None stays None."""
+    if values is None:
+        return None
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise UserError(f"{name} is {shortened(values)}, but must be a list of names.")
+    return [str(each) for each in values]
 
-        shares = search_radii(margins, len(x), x, self.tolerance)
-        return shares if self._most == 1 else self._most * shares
+
+def _shape(values: Any) -> tuple[int, ...] | None:
+    """Return the shape of an input; None stays None."""
+    if values is None:
+        return None
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise UserError(f"input_shape is {shortened(values)}, but must be the shape of one input, such as (1, 28, 28).")
+    return tuple(check_whole("A number in input_shape", each, 1) for each in values)
+
+
+def _plain_array(x: Any) -> Any:
+    """Return an array that torch can read: without missing values, in the machine's byte order, not reversed."""
+    if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
+        raise UserError("The images are an array with masked values; fill them in, or leave these images out.")
+    if isinstance(x, np.ndarray) and (any(step < 0 for step in x.strides) or not x.dtype.isnative):
+        return x.astype(x.dtype.newbyteorder("="), order="C")
+    return x
 
 
 def _copied(net: nn.Module) -> tuple[nn.Module, bool]:

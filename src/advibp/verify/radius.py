@@ -30,6 +30,7 @@ from advibp.verify.argument_checks import (
     check_whole,
     is_finite,
     make_folder,
+    named,
     shortened,
 )
 from advibp.verify.arguments import parse_perturbation
@@ -60,7 +61,7 @@ def largest_proved_eps(
     *,
     by: Sequence[str] = ("ibp",),
     tolerance: float = 1e-4,
-    most: Tensor | None = None,
+    most: float | Tensor | None = None,
     arithmetic: str | None = None,
     perturbation: Perturbation = PIXELS,
 ) -> Tensor:
@@ -80,8 +81,8 @@ def largest_proved_eps(
         by: Names of verifiers that are not searches. Default: IBP.
         tolerance: Bisection stops when the interval is this short. 0 goes on to neighboring floating-point numbers.
             Default: 1e-4.
-        most: Upper end of the bisection (B,). Default: 1 for images, otherwise the eps at which the set is the whole
-            range. It is required if a feature has no limit.
+        most: Upper end of the bisection, a number or a tensor (B,). Default: 1 for images, otherwise the eps at which
+            the set is the whole range. It is required if a feature has no limit.
         arithmetic: What the proofs cover, as in `certify`.
         perturbation: Range of the inputs, and scale of each feature's radius. Default: those of images.
 
@@ -91,6 +92,11 @@ def largest_proved_eps(
     check_net(net, x, "largest_proved_eps(net, x, y)")
     if not is_finite(tolerance) or not tolerance >= 0:
         raise UserError(f"tolerance is {shortened(tolerance)}, but must be a number of at least 0, such as 1e-4.")
+    if not isinstance(perturbation, Perturbation):
+        raise UserError(f"perturbation is {shortened(perturbation)}, but must be an advibp.Perturbation.")
+    x, y, most = _check_tensors(net, x, y, most)
+    perturbation.check_shape(x.shape[1:])
+    check_range(x, perturbation.on(x))
     provers = in_order(by, list(bounding_verifiers()))
     with full_precision(), preserve_modes(net):
         net.eval()
@@ -100,6 +106,29 @@ def largest_proved_eps(
             check_function(net, x, perturbation.on(x).within)
         most = x.new_full((len(x),), _most(perturbation)) if most is None else most
         return _bisect(net, x, y, provers, most, kind == "real", tolerance, perturbation)
+
+
+def _check_tensors(net: nn.Module, x: Any, y: Any, most: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Check the inputs, the labels and the largest radii of `largest_proved_eps`. Labels become int64."""
+    usage = "call largest_proved_eps(net, x, y)"
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        raise UserError(f"The inputs are {named(x)} and the labels {named(y)}, but both must be tensors: {usage}.")
+    first = next(net.parameters(), x)
+    if x.dim() < 2 or not x.is_floating_point() or x.dtype != first.dtype:
+        raise UserError(f"The inputs are {x.dtype} of shape {tuple(x.shape)}; give {first.dtype} of shape (B, ...).")
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.shape != x.shape[:1]:
+        raise UserError(f"The labels are {y.dtype} of shape {tuple(y.shape)}; give integers of shape ({len(x)},).")
+    if most is None:
+        return x, y.long(), None
+    if isinstance(most, Tensor) and most.shape == x.shape[:1] and most.is_floating_point():
+        most = most.to(x)
+    elif is_finite(most):
+        most = x.new_full((len(x),), float(most))
+    else:
+        raise UserError(f"most is {shortened(most)}, but must be a number above 0, or a tensor of shape ({len(x)},).")
+    if not bool(((most > 0) & most.isfinite()).all()):
+        raise UserError("most holds numbers that are not above 0, or not finite; give the largest eps to try.")
+    return x, y.long(), most
 
 
 def _most(perturbation: Perturbation) -> float:

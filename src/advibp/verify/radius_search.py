@@ -7,50 +7,66 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-#: The radii of the first round. Every round tries this many radii of each image in one pass.
-FIRST_RADII = (0.002, 0.01, 0.04, 0.12, 0.25, 0.5)
-#: Distances of the radii of a later round from the interpolated root, as shares of the interval.
-STEPS = (-1 / 8, -1 / 64, -1 / 512, 1 / 512, 1 / 64, 1 / 8)
+#: The radii of the first round, as shares of the largest one. Every round tries this many radii of each image.
+FIRST_RADII = (0.004, 0.01, 0.025, 0.06, 0.12, 0.2, 0.3, 0.45)
+#: Ratio of the radii of a round, while none is proved.
+RATIO = 8.0
+#: The search of an image ends without a proof when the smallest failed radius is below this share of the largest one.
+SMALLEST = 1e-9
 
 
-def search_radii(margins: Callable[[Tensor], Tensor], images: int, like: Tensor, tolerance: float) -> Tensor:
+def search_radii(
+    proves: Callable[[Tensor], Tensor], images: int, like: Tensor, tolerance: float, most: float = 1.0
+) -> list[float]:
     """Find a large proved radius of each image.
 
-    The radii of a round surround the root of the margin, which is interpolated linearly between the largest proved and
-    the smallest failed radius. If the interval does not become four times shorter, the next radii are evenly spaced.
+    The radii of a round divide the interval between the largest proved and the smallest failed radius evenly. Margins
+    as a function of eps have steps, where many neurons become unstable, so that interpolation does not need fewer
+    rounds. If no radius is proved, the next ones are a geometric sequence towards 0.
 
     Args:
-        margins: maps radii (B, R) to numbers (B, R) that are above 0 where the radius is proved.
+        proves: maps radii (B, R) to bools (B, R): which of them are proved.
         images: B.
         like: a tensor in the dtype and on the device of the radii.
-        tolerance: the search of an image ends when its interval is this short.
+        tolerance: the search of an image ends when the failed radius exceeds the proved one by at most this share.
+        most: radii below this one are tried.
 
     Returns:
-        Radii (B,) in [0, 1), each of which was itself proved; 0 if none was.
+        B radii in [0, most), each of which was itself proved; 0 if none was.
     """
-    rows = torch.arange(images, device=like.device)
-    proved, failed = like.new_zeros(images), like.new_ones(images)
-    above, below = like.new_full((images,), torch.nan), like.new_full((images,), torch.nan)
-    tried = like.new_tensor(FIRST_RADII).expand(images, len(FIRST_RADII))
-    width = failed - proved
+    count = len(FIRST_RADII)
+    ends = [(0.0, most)] * images  # the largest proved and the smallest failed radius
+    tried = [[share * most for share in FIRST_RADII] for _ in range(images)]
     while True:
-        found = margins(tried)
-        holds = found > 0  # False for NaN
-        best = torch.where(holds, tried, -1.0).argmax(1)
-        better = holds[rows, best] & (tried[rows, best] > proved)
-        proved = torch.where(better, tried[rows, best], proved)
-        above = torch.where(better, found[rows, best], above)
-        fails = ~holds & (tried > proved[:, None])
-        first = torch.where(fails, tried, torch.inf).argmin(1)
-        worse = fails[rows, first] & (tried[rows, first] < failed)
-        failed = torch.where(worse, tried[rows, first], failed)
-        below = torch.where(worse, found[rows, first], below)
-        before, width = width, failed - proved
+        radii = torch.tensor(tried, dtype=like.dtype, device=like.device).view(images, count)
+        before, ends = (
+            ends,
+            [
+                _narrowed(*pair, row, holds)
+                for pair, row, holds in zip(ends, radii.tolist(), proves(radii).tolist(), strict=True)
+            ],
+        )
         # Without progress the ends are neighboring numbers.
-        if not bool(((width > tolerance) & (better | worse)).any()):
-            return proved
-        even = torch.arange(1, len(FIRST_RADII) + 1, device=like.device) / (len(FIRST_RADII) + 1)
-        root = (above / (above - below))[:, None] + like.new_tensor(STEPS)
-        usable = root.isfinite().all(1) & (width < before / 4)
-        share = torch.where(usable[:, None], root.clamp(1 / 1024, 1 - 1 / 1024), even)
-        tried = torch.lerp(proved[:, None], failed[:, None], share.to(like.dtype))
+        searching = any(
+            failed - proved > tolerance * failed
+            and (proved > 0 or failed > SMALLEST * most)
+            and (proved, failed) != old
+            for (proved, failed), old in zip(ends, before, strict=True)
+        )
+        if not searching:
+            return [proved for proved, _ in ends]
+        tried = [_between(*pair, count) for pair in ends]
+
+
+def _narrowed(proved: float, failed: float, radii: list[float], holds: list[bool]) -> tuple[float, float]:
+    """Return the largest proved and the smallest failed radius after a round."""
+    tries = list(zip(radii, holds, strict=True))
+    largest = max([proved, *(r for r, held in tries if held and r < failed)])
+    return largest, min([failed, *(r for r, held in tries if not held and r > largest)])
+
+
+def _between(proved: float, failed: float, count: int) -> list[float]:
+    """Return the radii of the next round."""
+    if proved == 0:
+        return [failed * RATIO**-k for k in range(count, 0, -1)]
+    return [proved + (failed - proved) * k / (count + 1) for k in range(1, count + 1)]

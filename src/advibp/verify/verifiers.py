@@ -25,8 +25,8 @@ from advibp.bounds.zonotope import Zonotope
 from advibp.errors import UserError, suggestion
 from advibp.execution.own_copy import run_on_copy
 from advibp.verify.attack_options import Kind
-from advibp.verify.exact.branch_and_bound import branch
 from advibp.verify.exact.milp import milp
+from advibp.verify.exact.portfolio import search
 from advibp.verify.exact.question import Answer, Question
 from advibp.verify.exact.refinezono import refinezono
 from advibp.verify.precision import ARITHMETICS
@@ -158,7 +158,7 @@ VERIFIERS: dict[str, Verifier] = {
     "deepz": Verifier(label="DeepZ", cost="image", tighten=Proof.deepz),
     "alpha-crown": Verifier(label="alpha-CROWN", in_complete=True, tighten=Proof.alpha_crown),
     "refinezono": Verifier(label="RefineZono", cost="search", search=refinezono),
-    "bab": Verifier(label="branch and bound", cost="search", in_complete=True, search=branch),
+    "bab": Verifier(label="branch and bound", cost="search", in_complete=True, search=search),
     "milp": Verifier(label="MILP", cost="search", in_complete=True, search=milp),
 }
 #: Names of the attacks in records.

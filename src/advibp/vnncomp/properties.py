@@ -20,10 +20,12 @@ from advibp.errors import UserError
 from advibp.execution.own_copy import run_on_copy
 from advibp.moved import renamed_keywords
 from advibp.verify.exact.falsify import falsify
+from advibp.verify.exact.milp import milp
+from advibp.verify.exact.portfolio import search, share_of_search
 from advibp.verify.exact.question import PROVED, Question, like
+from advibp.verify.exact.trace import Trace
 from advibp.verify.precision import check_types, full_precision
 from advibp.verify.selftest import FEW, check_function
-from advibp.verify.verifiers import complete_verifiers, searches
 from advibp.vnncomp.vnnlib.vnnlib_file import Case, Property
 
 Verdict = Literal["sat", "unsat", "unknown", "timeout"]
@@ -60,7 +62,13 @@ class Finding:
 
 @renamed_keywords(asked="prop")
 def decide(
-    net: nn.Module, shape: tuple[int, ...], prop: Property, *, seconds: float = math.inf, real: bool = False
+    net: nn.Module,
+    shape: tuple[int, ...],
+    prop: Property,
+    *,
+    seconds: float = math.inf,
+    real: bool = False,
+    trace: Trace | None = None,
 ) -> Finding:
     """Decide whether a property of a network is `sat` or `unsat`.
 
@@ -71,6 +79,7 @@ def decide(
         seconds: time limit. It is checked between steps; the longest step computes linear bounds of the whole network.
         real: prove `unsat` in real arithmetic, which ignores rounding. By default `unsat` covers every evaluation of
             the network in its floating-point type.
+        trace: records the progress of the searches.
 
     Returns:
         The verdict, with a counterexample if it is "sat".
@@ -88,54 +97,58 @@ def decide(
     """
     check_types(net)
     _check(net, shape, prop)
-    deadline = time.monotonic() + seconds
+    deadline, trace = time.monotonic() + seconds, trace or Trace()
     with full_precision():
         centers = [torch.lerp(case.lower, case.upper, 0.5).view(shape) for case in prop.cases[:FEW]]
         if centers:
             check_function(net, torch.stack(centers).to(like(net).dtype), within=None)
         attack_deadline = time.monotonic() + seconds / 4
         for case in prop.cases:
-            x = falsify(_question(net, shape, case, real), seconds=attack_deadline - time.monotonic())
+            with trace.timed("attack"):
+                x = falsify(_question(net, shape, case, real), seconds=attack_deadline - time.monotonic())
             if x is not None:
                 return _sat(net, x, "attack")
             if time.monotonic() > attack_deadline:
                 break
         verdicts: set[Verdict] = set()
         for case in prop.cases:
-            verdict, x, by = _decide_case(_question(net, shape, case, real), deadline)
+            verdict, x, by = _decide_case(_question(net, shape, case, real), deadline, trace)
             if x is not None:
                 return _sat(net, x, by)
             verdicts.add(verdict)
     return Finding(next((verdict for verdict in ("timeout", "unknown") if verdict in verdicts), "unsat"))
 
 
-def _decide_case(question: Question, deadline: float) -> tuple[Verdict, Tensor | None, str]:
+def _decide_case(question: Question, deadline: float, trace: Trace) -> tuple[Verdict, Tensor | None, str]:
     """Return the verdict of one case, the counterexample if there is one, and the method that decided."""
     if time.monotonic() > deadline:
         return "timeout", None, ""
     try:
-        if _prove_by_crown(question):
-            return "unsat", None, "crown"
-        names = [name for name in complete_verifiers() if name in searches()]
-        for remaining, name in zip(range(len(names), 0, -1), names, strict=True):  # share the remaining time
-            answer = searches()[name](question, seconds=max(0.0, deadline - time.monotonic()) / remaining)
+        with trace.timed("linear bounds"):
+            if _prove_by_crown(question):
+                return "unsat", None, "crown"
+            share = share_of_search(question)
+        for name, part in (("bab", share), ("milp", 1.0)):
+            left = max(0.0, deadline - time.monotonic())
+            with trace.timed(name):
+                if name == "bab":
+                    answer = search(question, seconds=part * left, trace=trace)
+                else:
+                    answer = milp(question, seconds=left)
             if answer.counterexample is not None:
                 return "sat", answer.counterexample, name
             if answer.robust:
                 return "unsat", None, name
         return ("unknown" if answer.in_time else "timeout"), None, ""
     except UnsupportedOperation:  # an activation that is not piecewise linear, or an operation without linear bounds
+        if time.monotonic() > deadline:
+            return "timeout", None, ""
         return ("unsat" if _prove_by_ibp(question) else "unknown"), None, "ibp"
 
 
-@torch.no_grad()
 def _prove_by_crown(question: Question) -> bool:
     """Return whether linear bounds exclude every conjunction."""
-    conjunctions = range(len(question.unsafe))
-    if all(question.linear_margin(k) > PROVED for k in conjunctions):
-        return True
-    question.bounds.refine()
-    return all(question.linear_margin(k) > PROVED for k in conjunctions)
+    return all(m > PROVED for m in question.linear_margins()) or all(m > PROVED for m in question.refined_margins)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from exact_questions import question
+from exact_questions import check, exact_margin, question
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from networks import network
@@ -17,12 +17,8 @@ from advibp.bounds.domain import UnsupportedOperation
 from advibp.bounds.linear.kinks import Kinks
 from advibp.verify.exact import branch_and_bound as module
 from advibp.verify.exact.branch_and_bound import branch
-from advibp.verify.exact.integer_program import Program
 from advibp.verify.exact.milp import milp
-from advibp.verify.exact.question import PROVED, Answer, Question
-
-#: By how much the relaxation of rows may move the solution of a program.
-SLACK = 2e-5
+from advibp.verify.exact.question import PROVED, Question
 
 KINDS = ("few relus", "fc", "conv", "residual", "pooling", "batchnorm", "leaky")
 
@@ -36,31 +32,6 @@ def some(seed: int, eps: float, kind: str) -> Question:
     ).double()
     x = torch.rand(1, 3, dtype=torch.float64)
     return Question.robustness(net, x, int(net(x).argmax()), eps, 3)
-
-
-def exact_margin(asked: Question) -> float:
-    """The smallest margin of all conjunctions, by a mixed integer program that is solved to the end."""
-    kinks, found = Kinks(asked.bounds.refine()), math.inf
-    output = kinks.bounds.tape.output
-    for k in range(len(asked.unsafe)):
-        linear = kinks.linear(output, *asked.conjunction(k))
-        solved = Program(kinks, output, integer=True, largest_of=linear).minimize()
-        found = min(found, solved.claimed)
-    return found
-
-
-def check(asked: Question, answer: Answer, exact: float) -> None:
-    """An answer in time is right, and its margin sound."""
-    assert answer.in_time
-    assert answer.margin <= exact + SLACK
-    assert answer.margin >= min(asked.linear_margin(k) for k in range(len(asked.unsafe))) - 1e-9
-    if abs(exact) > 1e-4:
-        assert answer.robust == (exact > 0)
-        assert (answer.counterexample is not None) == (exact < 0)
-    if answer.counterexample is not None:
-        assert (answer.counterexample >= asked.lower).all()
-        assert (answer.counterexample <= asked.upper).all()
-        assert asked.broken_by(answer.counterexample) is not None
 
 
 @settings(max_examples=15, deadline=None)

@@ -22,6 +22,7 @@ from advibp.verify.exact.branching import to_split
 from advibp.verify.exact.falsify import downhill
 from advibp.verify.exact.leaves import Leaves
 from advibp.verify.exact.question import PROVED, Answer, Question
+from advibp.verify.exact.trace import Trace
 
 
 def branch(
@@ -32,6 +33,7 @@ def branch(
     most_open: int = 10_000,
     steps: int = 20,
     leaf: int = 10,
+    trace: Trace | None = None,
 ) -> Answer:
     """Decide a question by branch and bound.
 
@@ -43,21 +45,28 @@ def branch(
             unstable neuron.
         steps: Gradient steps to the best bound of a subproblem.
         leaf: A subproblem with at most this many unstable ReLUs is solved exactly.
+        trace: Records the progress.
     """
     deadline = time.monotonic() + seconds
     with torch.no_grad():
         bounds = question.refined()
         if bounds is None:
             return Answer(-math.inf)
+        if not all(margin > PROVED for margin in question.refined_margins):
+            question.tighten(until=time.monotonic() + ROOT_SHARE * (deadline - time.monotonic()))
         kinks = Kinks(bounds)
-        margins = [question.linear_margin(k) for k in range(len(question.unsafe))]
+        margins = list(question.refined_margins)
         left = [k for k, margin in enumerate(margins) if not margin > PROVED]
         if any(len(question.unsafe[k][0]) == 0 for k in left):  # an empty conjunction always holds
             return Answer(-math.inf, question.broken_by(question.lower))
         if not left or kinks.too_many:
             return Answer(min(margins, default=math.inf))
-        search = _Search(question, kinks, left, _Effort(batch, most_open, steps, leaf), deadline)
+        search = _Search(question, kinks, left, _Effort(batch, most_open, steps, leaf), deadline, trace or Trace())
         return search.answer(margins)
+
+
+#: Share of the time in which intermediate bounds are optimized before the search.
+ROOT_SHARE = 0.15
 
 
 @dataclass(frozen=True)
@@ -88,24 +97,31 @@ class _Pool(NamedTuple):
 
 
 class _Search:
-    def __init__(self, question: Question, kinks: Kinks, left: list[int], effort: _Effort, deadline: float) -> None:
+    def __init__(
+        self, question: Question, kinks: Kinks, left: list[int], effort: _Effort, deadline: float, trace: Trace
+    ) -> None:
         """`left`: numbers of the undecided conjunctions."""
         self._question, self._left, self._effort, self._deadline = question, left, effort, deadline
         output = kinks.bounds.tape.output
         self._bounds = SplitBounds(kinks, [kinks.linear(output, *question.conjunction(k)) for k in left])
+        self._fast = self._bounds.single()
         self._leaves = Leaves(question, kinks)
         self._settled = math.inf  # lowest bound of the closed subproblems
         self._broken: Tensor | None = None
-        self._late = False
+        self._late, self._trace = False, trace
 
     def answer(self, margins: list[float]) -> Answer:
         """Run the search. `margins`: bounds of all conjunctions by linear bounds."""
         self._settled = min((margin for margin in margins if margin > PROVED), default=math.inf)
         whole = self._bounds.whole()
         known = torch.tensor([margins[k] for k in self._left], dtype=torch.float64, device=whole.which.device)
+        # How much rounding errors lower the bounds: a search in float32 needs to be above PROVED by as much.
+        errors = self._fast.back(whole).lower.double() - self._bounds.back(whole).lower
+        self._enough = PROVED + 2 * max(0.0, float(errors.max()))
         pool = self._bound(_Pool(whole, known))
         while True:
             lowest = min([self._settled, *pool.bounds.tolist()])
+            self._trace.note("relu-split", lowest, len(pool.bounds))
             if self._broken is not None:
                 return Answer(lowest, self._broken)
             if len(pool.bounds) == 0:
@@ -124,16 +140,16 @@ class _Search:
         chosen, others = pool.partition(some)
         if room <= 0:
             return others.join(self._solve(chosen))
-        back = self._bounds.back(chosen.parts)
+        back = self._fast.back(chosen.parts)
         self._broken = self._find_counterexample(chosen.parts, back)
         if self._broken is not None:
             return pool
-        halves = chosen.parts.split(to_split(self._bounds, chosen.parts, back))
+        halves = chosen.parts.split(to_split(self._fast, chosen.parts, back))
         return others.join(self._bound(_Pool(halves, chosen.bounds.repeat(2))))
 
     def _find_counterexample(self, parts: Subproblems, back: SplitBackwardResult) -> Tensor | None:
         """Look for a counterexample where the linear bounds are lowest, and by descent from the lowest points."""
-        points = self._bounds.lowest(back.inputs).view(-1, *self._question.lower.shape[1:])
+        points = self._fast.lowest(back.inputs).double().view(-1, *self._question.lower.shape[1:])
         broken = self._question.broken_by(points)
         if broken is not None:
             return broken
@@ -141,11 +157,13 @@ class _Search:
         return downhill(self._question, points[some], torch.tensor(self._left)[parts.which[some].cpu()])
 
     def _bound(self, pool: _Pool) -> _Pool:
-        """Bound the subproblems and return the undecided ones. `pool.bounds` are the parents' bounds."""
-        ascended, parts = self._bounds.ascend(
-            pool.parts, steps=self._effort.steps, enough=PROVED, deadline=self._deadline
-        )
-        bounds = torch.fmax(ascended, pool.bounds)
+        """Bound the subproblems and return the undecided ones. `pool.bounds` are the parents' bounds.
+
+        Parameters are searched in float32. The bounds are then computed with them in the arithmetic of the certificate.
+        """
+        self._trace.count(len(pool.bounds))
+        _, parts = self._fast.ascend(pool.parts, steps=self._effort.steps, enough=self._enough, deadline=self._deadline)
+        bounds = torch.fmax(self._bounds.back(parts).lower, pool.bounds)
         closed, still = _Pool(parts, bounds).partition(bounds > PROVED)
         self._settled = min([self._settled, *closed.bounds.tolist()])
         undecided = still.parts.signs == 0

@@ -14,7 +14,7 @@ from advibp.bounds.linear.beta_crown import SplitBackwardResult, SplitBounds, Su
 from advibp.verify.exact.question import PROVED
 
 #: Number of candidates of all subproblems together, and minimum for each.
-_TOGETHER, _EACH = 256, 8
+_TOGETHER, _EACH = 512, 24
 
 
 def to_split(bounds: SplitBounds, parts: Subproblems, back: SplitBackwardResult) -> Tensor:

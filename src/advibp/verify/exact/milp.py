@@ -24,7 +24,7 @@ def milp(question: Question, *, seconds: float = math.inf) -> Answer:
     if bounds is None:
         return Answer(-math.inf)
     kinks, output = Kinks(bounds), bounds.tape.output
-    known = [question.linear_margin(k) for k in range(len(question.unsafe))]
+    known = question.refined_margins
     if kinks.too_many:
         return Answer(min(known, default=math.inf))
     margins = list(known)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from advibp.bounds import Box, Perturbation
 from advibp.bounds.ball_ends import inner_ball
+from advibp.bounds.linear.alpha_intermediate import optimize_intermediate
 from advibp.bounds.linear.crown import LinearBounds
 from advibp.bounds.perturbation import PIXELS
 from advibp.bounds.rounded import Rounded, ball_ends
@@ -101,10 +102,14 @@ class Question:
         """Linear bounds in double precision. Verifiers may tighten their intermediate bounds."""
         return LinearBounds(self.net, self.inputs, wide=self.dtype)
 
+    @cached_property
+    def _crown(self) -> LinearBounds:
+        return self.bounds.refine()
+
     @torch.no_grad()
     def refined(self) -> LinearBounds | None:
         """The bounds with intermediate bounds by CROWN; None if some of them are not finite."""
-        bounds = self.bounds.refine()
+        bounds = self._crown
         ends = (end for box in bounds.intermediate_bounds.values() for end in box)
         return bounds if all(bool(end.isfinite().all()) for end in ends) else None
 
@@ -163,11 +168,35 @@ class Question:
 
     def linear_margin(self, k: int) -> float:
         """Lower bound of a conjunction's margin by linear bounds: the largest lower bound of its rows."""
-        rows, offsets = self.conjunction(k)
+        return self._linear_margins([k])[0]
+
+    def linear_margins(self) -> list[float]:
+        """Lower bounds of the margins of all conjunctions by linear bounds."""
+        return self._linear_margins(range(len(self.unsafe)))
+
+    @cached_property
+    def refined_margins(self) -> list[float]:
+        """The margins by linear bounds, after the intermediate bounds were refined."""
+        _ = self._crown
+        return self.linear_margins()
+
+    def tighten(self, *, until: float) -> None:
+        """Optimize the intermediate bounds by alpha-CROWN until a time of `time.monotonic`. The first call counts."""
+        if "_tightened" not in self.__dict__:
+            self.__dict__["_tightened"] = True
+            optimize_intermediate(self._crown, deadline=until)
+            self.__dict__.pop("refined_margins", None)
+
+    def _linear_margins(self, which: Sequence[int]) -> list[float]:
+        if not len(which):
+            return []
+        conjunctions = [self.conjunction(k) for k in which]
+        rows, offsets = (torch.cat(parts) for parts in zip(*conjunctions, strict=True))
         with torch.no_grad():
             margins = self.bounds.lower(self.bounds.tape.output, rows) + offsets
             margins = margins - 2.0**-50 * (margins.abs() + 2 * offsets.abs())
-        return max((float(margin) for margin in margins if not margin.isnan()), default=-math.inf)
+        of_rows = margins.split([len(d) for _, d in conjunctions])
+        return [max((m for m in part.tolist() if not math.isnan(m)), default=-math.inf) for part in of_rows]
 
     def conjunction(self, k: int) -> tuple[Tensor, Tensor]:
         """C (R, K) and d (R,) in double precision, on the network's device."""

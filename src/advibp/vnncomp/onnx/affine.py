@@ -11,9 +11,9 @@ from torch import Tensor
 
 from advibp.vnncomp.onnx.onnx_graph import Node
 from advibp.vnncomp.onnx.onnx_limits import MAX_ELEMENTS
-from advibp.vnncomp.onnx.operations import PRODUCT_OF_VALUES, SUMS_OVER_BATCH, dynamic, operation
+from advibp.vnncomp.onnx.operations import PRODUCT_OF_VALUES, dynamic, operation
 from advibp.vnncomp.onnx.sliding import GEOMETRY, pad_for_convolution, read_window
-from advibp.vnncomp.onnx.torch_program import Operand, Program, Value
+from advibp.vnncomp.onnx.torch_program import Operand, Program, Value, reshape
 
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d}
 
@@ -77,9 +77,9 @@ def _per_output(node: Node, bias: Tensor, outputs: int) -> Tensor:
 
 def _linear(program: Program, node: Node, x: Value, weight: Tensor, bias: Tensor | None = None) -> Value:
     """Add a linear layer: x (..., J) and W (K, J) -> (..., K)."""
-    if x.has_batch_axis and len(x.shape) == 1:
-        node.refuse(SUMS_OVER_BATCH)
     shape = (*x.shape[:-1], len(weight))
+    if x.shape == (1,):  # one number for each item: no batch axis, because the product sums over it
+        x = program.call(node, reshape, x, shape=(1, 1), item_shape=(1,))
     return program.call(node, F.linear, x, weight.contiguous(), bias, shape=shape, work=weight.shape[1])
 
 
@@ -104,10 +104,12 @@ def _multiply_left(program: Program, node: Node, factor: Tensor, x: Value) -> Va
     """Add factor @ x."""
     if len(x.shape) == 1:
         return _linear(program, node, x, _matrix(node, factor, x))
-    if x.has_batch_axis and len(x.shape) == 2:
-        node.refuse(SUMS_OVER_BATCH)
+    if x.has_batch_axis and len(x.shape) == 2 and x.shape != (1, 1):
+        node.refuse("sums over the batch axis, which is not supported.")
     matrix = _matrix(node, factor, x)
     shape = (*x.shape[:-2], len(matrix), x.shape[-1])
+    if x.shape == (1, 1):  # a column of one number: no batch axis, because the product sums over it
+        x = program.call(node, reshape, x, shape=(1, *x.shape), item_shape=x.shape)
     return program.call(node, torch.matmul, matrix, x, shape=shape, work=matrix.shape[1])
 
 

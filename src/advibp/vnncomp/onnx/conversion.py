@@ -15,7 +15,7 @@ from advibp.vnncomp.onnx.onnx_limits import MAX_AXES
 from advibp.vnncomp.onnx.onnx_net import OnnxNet
 from advibp.vnncomp.onnx.operations import lower_node
 from advibp.vnncomp.onnx.simplification import simplify_calls
-from advibp.vnncomp.onnx.torch_program import Operand, Program, Value
+from advibp.vnncomp.onnx.torch_program import Operand, Program, Value, reshape
 
 
 def load(path: str | os.PathLike[str]) -> OnnxNet:
@@ -49,7 +49,8 @@ def load(path: str | os.PathLike[str]) -> OnnxNet:
 
 
 def _net(graph: Graph) -> OnnxNet:
-    program = Program(graph.shape, graph.dtype)
+    # An input of one number without a batch axis gets one, so that a batch of inputs has two axes.
+    program = Program((1, 1) if graph.shape == (1,) else graph.shape, graph.dtype)
     output = _output(graph, program)
     net = OnnxNet(
         simplify_calls(program.calls, output.number),
@@ -57,6 +58,7 @@ def _net(graph: Graph) -> OnnxNet:
         input_name=graph.input,
         output_name=graph.output,
         file_input_shape=graph.shape,
+        input_shape=program.input.item_shape,
     )
     try:
         with torch.no_grad():  # so far the calls were tried on the meta device only
@@ -68,7 +70,10 @@ def _net(graph: Graph) -> OnnxNet:
 
 def _output(graph: Graph, program: Program) -> Value:
     """Add all nodes to the program and return the value of the output, (B, K)."""
-    values: dict[str, Operand] = {**graph.constants, graph.input: program.input}
+    start = program.input
+    if graph.shape == (1,):
+        start = program.call(Node("input", graph.input), reshape, start, shape=(1,), item_shape=())
+    values: dict[str, Operand] = {**graph.constants, graph.input: start}
     folding, extra_outputs = Folding(), dict[str, Node]()
     for node in graph.nodes:
         operands = [_operand(node, name, values, extra_outputs) for name in node.inputs]

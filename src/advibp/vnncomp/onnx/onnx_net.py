@@ -71,12 +71,19 @@ class OnnxNet(nn.Module):
     """
 
     def __init__(
-        self, calls: Sequence[Call], output: Value, *, input_name: str, output_name: str, file_input_shape: Shape
+        self,
+        calls: Sequence[Call],
+        output: Value,
+        *,
+        input_name: str,
+        output_name: str,
+        file_input_shape: Shape,
+        input_shape: Shape,
     ) -> None:
         super().__init__()
         self.input_name, self.output_name = input_name, output_name
         self.file_input_shape = file_input_shape
-        self.input_shape, self.output_shape = Value(0, file_input_shape).item_shape, output.item_shape
+        self.input_shape, self.output_shape = input_shape, output.item_shape
         self._output = output.number
         self.steps = nn.ModuleDict()
         last_user = {number: call.number for call in calls for number in used_values(call)}

@@ -11,7 +11,6 @@ from advibp.vnncomp.onnx.torch_program import Operand, Program, Value
 
 Lowering = Callable[..., Value]  # (program, node, *operands)
 
-SUMS_OVER_BATCH = "sums over the batch axis, which is not supported."
 PRODUCT_OF_VALUES = "multiplies two values that depend on the input, which has no bounds; use constant factors."
 WINDOW_IN_PADDING = "has windows that contain only padding; export it with less padding."
 

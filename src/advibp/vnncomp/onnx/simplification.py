@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from advibp.vnncomp.onnx.torch_program import Call, Value
+from advibp.vnncomp.onnx.torch_program import Call, Value, reshape
 
 
 def simplify_calls(calls: Sequence[Call], output: int) -> list[Call]:
@@ -23,7 +23,7 @@ def simplify_calls(calls: Sequence[Call], output: int) -> list[Call]:
         calls: calls in the order in which they run.
         output: number of the value that the network returns.
     """
-    needed = _needed_calls(calls, output)
+    needed = _needed_calls(_without_detours(calls), output)
     uses = Counter(number for call in needed for number in used_values(call))
     by_number = {call.number: call for call in needed}
     for call in needed:
@@ -32,6 +32,18 @@ def simplify_calls(calls: Sequence[Call], output: int) -> list[Call]:
             by_number[call.number] = replace(matrix, number=call.number, operands=(*matrix.operands[:2], bias))
             del by_number[matrix.number]
     return [by_number[number] for number in sorted(by_number)]
+
+
+def _without_detours(calls: Sequence[Call]) -> list[Call]:
+    """Return the calls; a reshape of a reshaped value starts from the value itself."""
+    by_number: dict[int, Call] = {}
+    for call in calls:
+        operand = call.operands[0] if call.func is reshape else None
+        source = by_number.get(operand.number) if isinstance(operand, Value) else None
+        if source is not None and source.func is reshape:
+            call = replace(call, operands=source.operands)
+        by_number[call.number] = call
+    return list(by_number.values())
 
 
 def used_values(call: Call) -> list[int]:

@@ -2,7 +2,8 @@
 
 Many files fix the batch size to 1, for example in the target shape (1, 784) of a Reshape. A program accepts any batch
 size: a value of shape (1, *item_shape) or item_shape in the file has shape (B, *item_shape) here, and no call may mix
-items. To check that, each call is run on the meta device with an unusual batch size when it is added.
+items. To check that, each call is run with an unusual batch size when it is added: on zeros that share one number in
+memory if the result is small, otherwise on the meta device, whose first use takes two seconds.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from advibp.vnncomp.onnx.onnx_graph import Node, Shape
 from advibp.vnncomp.onnx.onnx_limits import MAX_ELEMENTS, MAX_VALUES, MAX_WEIGHTS, MAX_WORK
 
 _BATCH = 7  # batch size of the check; unlikely to occur in a file
+_SMALL = 2**25  # elements of a call that is run with numbers
+_ELEMENTWISE = (torch.relu, F.relu, torch.sigmoid, torch.tanh, F.leaky_relu, torch.add, torch.sub, torch.mul, torch.div)
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class Program:
     def __init__(self, shape: Shape, dtype: torch.dtype) -> None:
         self.input, self.dtype = Value(0, shape), dtype
         self.calls: list[Call] = []
-        self._stand_ins = [torch.empty(_BATCH, *self.input.item_shape, dtype=dtype, device="meta")]
+        self._stand_ins = [_zeros(torch.Size((_BATCH, *self.input.item_shape)), dtype)]
         self._remaining_weights, self._remaining_values, self._remaining_work = MAX_WEIGHTS, MAX_VALUES, MAX_WORK
 
     def call(
@@ -102,7 +106,7 @@ class Program:
         for operand in operands:
             if isinstance(operand, Tensor):
                 self._check_constant(node, operand)
-        result = func(*map(self._stand_in, operands), **options)
+        result = _run(func, [self._stand_in(operand) for operand in operands], options)
         item_shape = tuple(result.shape[1:])
         shape = (1, *item_shape) if shape is None else shape
         if len(result) != _BATCH or item_shape not in (shape, item_shape_of(shape)):
@@ -110,7 +114,7 @@ class Program:
         self._spend(node, item_shape, work)
         value = Value(len(self.calls) + 1, shape)
         self.calls.append(Call(value.number, node.name, func, operands, options))
-        self._stand_ins.append(result)
+        self._stand_ins.append(_zeros(result.shape, result.dtype))
         if item_shape == value.item_shape:
             return value
         # The first axis of the result has size 1 and counts as a batch axis: remove it.
@@ -126,7 +130,7 @@ class Program:
     def _stand_in(self, operand: Operand) -> Tensor | None:
         if isinstance(operand, Value):
             return self._stand_ins[operand.number]
-        return None if operand is None else operand.to("meta")
+        return operand
 
     def _spend(self, node: Node, item_shape: Shape, work: int) -> None:
         count = math.prod(item_shape)
@@ -149,6 +153,40 @@ class Program:
             if item_shape == x.item_shape
             else self.call(node, reshape, x, shape=shape, item_shape=item_shape)
         )
+
+
+def _zeros(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """Return zeros that take the memory of one number."""
+    return torch.zeros((), dtype=dtype).expand(shape)
+
+
+@torch.no_grad()
+def _run(func: Callable[..., Any], operands: list[Tensor | None], options: dict[str, Any]) -> Any:
+    """Run a call for the shape of its result."""
+    if _most_elements(func, operands, options) > _SMALL:
+        operands = [None if operand is None else operand.to("meta") for operand in operands]
+    return func(*operands, **options)
+
+
+def _most_elements(func: Callable[..., Any], operands: list[Tensor | None], options: dict[str, Any]) -> float:
+    """Return an upper bound of the number of elements that a call computes, or stores meanwhile."""
+    tensors = [operand for operand in operands if operand is not None]
+    if func in _ELEMENTWISE or func is reshape:
+        return math.prod(torch.broadcast_shapes(*(t.shape for t in tensors))) if func is not reshape else _size(tensors)
+    if func is F.linear:
+        return _size(tensors) + tensors[0].numel() // max(1, tensors[0].shape[-1]) * len(tensors[1])
+    if func is F.conv2d:  # torch may copy all windows
+        padding = options.get("padding", 0)
+        sides = (padding, padding) if isinstance(padding, int) else padding
+        if not all(isinstance(side, int) for side in sides):
+            return math.inf
+        places = math.prod(size + 2 * side + 1 for size, side in zip(tensors[0].shape[2:], sides, strict=True))
+        return _BATCH * places * (len(tensors[1]) + tensors[1][0].numel())
+    return math.inf
+
+
+def _size(tensors: list[Tensor]) -> int:
+    return sum(t.numel() for t in tensors)
 
 
 def reshape(x: Tensor, item_shape: Shape) -> Tensor:

@@ -1,0 +1,198 @@
+"""Verification by branch and bound over boxes: the box of inputs is halved until linear bounds decide every part.
+
+This suits networks with few inputs. All bounds are computed in the arithmetic of the certificate: half of all boxes of
+such a search are leaves, which need a proof, so that a cheaper search would save nothing.
+
+A part is closed when its bound proves that the conjunction can't hold in it. The linear bounds of the rows also cut a
+part: where one of them is above 0 the conjunction does not hold, so only the rest is searched.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from advibp.bounds.linear.kinks import Kinks, UndecidedWindows
+from advibp.bounds.linear.part_bounds import FunctionBounds, PartBounds, Parts, mix_rows
+from advibp.bounds.linear.reduced import Reduced
+from advibp.verify.exact.question import PROVED, Answer, Question
+from advibp.verify.exact.trace import Trace
+
+#: Weight of the gaps of the relaxations in the choice of an input.
+_GAPS = 3.0
+#: Numbers in the pool of open parts.
+_MOST_NUMBERS = 2**26
+#: The search gives up after this many parts: the margin may be exactly 0 in a whole region.
+_MOST_PARTS = 2**22
+#: A part is not halved any more if no input is wider than this share of the whole box.
+_NARROW = 2.0**-40
+
+
+def split_inputs(
+    question: Question, *, seconds: float = math.inf, batch: int = 512, trace: Trace | None = None
+) -> Answer:
+    """Decide a question by halving its box.
+
+    Args:
+        question: The network, the box and the unsafe conjunctions.
+        seconds: Time limit.
+        batch: Number of parts that are bounded together.
+        trace: Records the progress.
+    """
+    deadline = time.monotonic() + seconds
+    with torch.no_grad():
+        bounds = question.refined()
+        if bounds is None:
+            return Answer(-math.inf)
+        kinks = Kinks(bounds, curves=True)
+        margins = list(question.refined_margins)
+        left = [k for k, margin in enumerate(margins) if not margin > PROVED]
+        if any(len(question.unsafe[k][0]) == 0 for k in left):  # an empty conjunction always holds
+            return Answer(-math.inf, question.broken_by(question.lower))
+        pools = any(isinstance(found, UndecidedWindows) and len(found.outputs) for found in kinks.of.values())
+        if not left or kinks.too_many or pools:
+            return Answer(min(margins, default=math.inf))
+        return _Search(question, kinks, left, batch, deadline, trace or Trace()).answer(margins)
+
+
+@dataclass
+class _Pool:
+    """Open parts, and lower bounds (D,) of their margins."""
+
+    parts: Parts
+    bounds: Tensor
+
+    def take(self, some: Tensor) -> _Pool:
+        return _Pool(self.parts.take(some), self.bounds[some])
+
+    def join(self, other: _Pool) -> _Pool:
+        return _Pool(Parts.join([self.parts, other.parts]), torch.cat([self.bounds, other.bounds]))
+
+
+class _Search:
+    def __init__(
+        self, question: Question, kinks: Kinks, left: list[int], batch: int, deadline: float, trace: Trace
+    ) -> None:
+        self._question, self._left, self._batch, self._deadline = question, left, batch, deadline
+        self._trace = trace
+        output = kinks.bounds.tape.output
+        functions = [kinks.linear(output, *question.conjunction(k)) for k in left]
+        self._bounds = PartBounds(Reduced(kinks), functions)
+        self._settled, self._bounded = math.inf, 0  # lowest bound of the closed parts, number of bounded parts
+        ends = question.lower, question.upper
+        self._low, self._high = (end.flatten().to(kinks.bounds.box.center) for end in ends)
+
+    def answer(self, margins: list[float]) -> Answer:
+        """Run the search. `margins`: bounds of all conjunctions by linear bounds."""
+        self._settled = min((margin for margin in margins if margin > PROVED), default=math.inf)
+        whole = self._bounds.whole(self._low, self._high)
+        known = torch.tensor([margins[k] for k in self._left], dtype=torch.float64, device=whole.which.device)
+        pool = _Pool(whole, known)
+        most = max(self._batch, _MOST_NUMBERS // (2 * (whole.low.shape[1] + whole.lower.shape[1])))
+        while len(pool.bounds):
+            lowest = min([self._settled, *pool.bounds.tolist()]) if len(pool.bounds) < 4 else self._lowest(pool)
+            self._trace.note("input-split", lowest, len(pool.bounds))
+            if time.monotonic() > self._deadline:
+                return Answer(lowest, in_time=False)
+            if self._bounded > _MOST_PARTS:
+                return Answer(lowest)
+            count = min(self._batch, len(pool.bounds))
+            if len(pool.bounds) < most:
+                chosen = pool.bounds.topk(count, largest=False).indices
+            else:  # the newest parts, so that the pool does not grow
+                chosen = torch.arange(len(pool.bounds) - count, len(pool.bounds), device=pool.bounds.device)
+            rest = torch.ones_like(pool.bounds, dtype=torch.bool)
+            rest[chosen] = False
+            halves, broken = self._round(pool.take(chosen))
+            if broken is not None:
+                return Answer(lowest, broken)
+            pool = pool.take(rest).join(halves)
+        return Answer(self._settled)
+
+    def _lowest(self, pool: _Pool) -> float:
+        return min(self._settled, float(pool.bounds.min()))
+
+    def _round(self, pool: _Pool) -> tuple[_Pool, Tensor | None]:
+        """Bound parts, cut and halve the undecided ones. Also returns a counterexample, if one is met."""
+        parts, shares = self._bounds.refine(pool.parts)
+        bounded = self._bounds.functions(parts)
+        self._trace.count(len(parts.which))
+        self._bounded += len(parts.which)
+        mixed, weights = mix_rows(parts, bounded)
+        margins = torch.fmax(mixed, pool.bounds)
+        self._settle(margins[margins > PROVED])
+        still = ~(margins > PROVED)
+        parts, margins = parts.take(still), margins[still]
+        bounded, shares, weights = bounded.take(still), shares[still], weights[still]
+        broken = self._find_counterexample(parts, bounded)
+        if broken is not None or not len(margins):
+            return _Pool(parts, margins), broken
+        uncut = parts
+        parts, empty = _cut(parts, bounded, PROVED)
+        if bool((empty | (parts.widths < uncut.widths).any(1)).any()):  # a margin in what was cut is above PROVED
+            self._settled = min(self._settled, PROVED * (1 + 2.0**-20))
+        parts, margins = parts.take(~empty), margins[~empty]
+        bounded, shares, weights = bounded.take(~empty), shares[~empty], weights[~empty]
+        narrow = (parts.widths <= _NARROW * (self._high - self._low)).all(1)
+        self._settle(margins[narrow])  # can't be decided: the margin is too close to 0
+        parts, margins = parts.take(~narrow), margins[~narrow]
+        bounded, shares, weights = bounded.take(~narrow), shares[~narrow], weights[~narrow]
+        return _Pool(parts.halves(_input_to_split(parts, bounded, shares, weights)), margins.repeat(2)), None
+
+    def _settle(self, margins: Tensor) -> None:
+        if len(margins):
+            self._settled = min(self._settled, float(margins.min()))
+
+    def _find_counterexample(self, parts: Parts, bounded: FunctionBounds) -> Tensor | None:
+        """Try the centers of the parts, and the points where their linear bounds are lowest."""
+        if not len(parts.which):
+            return None
+        best = bounded.lower.argmax(1)
+        slopes = bounded.slopes[torch.arange(len(best), device=best.device), best]
+        corners = torch.where(slopes > 0, parts.low, parts.high)
+        points = torch.cat([torch.lerp(parts.low, parts.high, 0.5), corners])
+        points = points.view(-1, *self._question.lower.shape[1:])
+        return self._question.broken_by(points)
+
+
+def _cut(parts: Parts, bounded: FunctionBounds, above: float) -> tuple[Parts, Tensor]:
+    """Cut from each part points at which a row of its function is certainly above a number.
+
+    A row is at least a x + b. With the smallest value m of the other terms, x_j can be cut where a_j x_j + m + b is
+    above the number.
+
+    Returns:
+        The smaller parts, and which of them are empty (D,).
+    """
+    low, high = parts.low.clone(), parts.high.clone()
+    gone = torch.zeros_like(parts.which, dtype=torch.bool)
+    for row in range(bounded.lower.shape[1]):
+        a, b = bounded.slopes[:, row], bounded.constants[:, row]
+        terms = torch.minimum(a * low, a * high)
+        others = terms.sum(1, keepdim=True) - terms
+        limit = (above - b.unsqueeze(1) - others) / a  # NaN or infinite if a is 0 or the row does not exist
+        limit = limit + limit.abs() * 2.0**-48 * a.sign()
+        cut_high = (a > 0) & limit.isfinite()
+        cut_low = (a < 0) & limit.isfinite()
+        high = torch.where(cut_high, torch.minimum(high, limit), high)
+        low = torch.where(cut_low, torch.maximum(low, limit), low)
+        empty = (low > high).any(1, keepdim=True)
+        low, high = torch.where(empty, parts.low, low), torch.where(empty, parts.high, high)
+        gone |= empty.squeeze(1)
+    return parts._replace(low=low, high=high), gone
+
+
+def _input_to_split(parts: Parts, bounded: FunctionBounds, shares: Tensor, weights: Tensor) -> Tensor:
+    """Choose an input (D,) of each part: the one whose width has the largest effect on the bound of the mean of rows.
+
+    The bound is lowered by the widths of the inputs, and by the relaxations, whose gaps are caused by the widths too.
+    """
+    slopes = torch.einsum("dr,drn->dn", weights, bounded.slopes)
+    effects = slopes.abs() * parts.widths
+    losses = torch.einsum("dr,drv->dv", weights.float(), bounded.losses)
+    gaps = torch.bmm(losses.unsqueeze(1), shares).squeeze(1).to(effects)
+    return (effects + _GAPS * gaps + 1e-12 * parts.widths).argmax(1)
