@@ -110,6 +110,11 @@ class Method(Summarized):
             if (objective := getattr(self, key)) is not None:
                 object.__setattr__(self, key, objectives.as_objective(objective))
 
+    @property
+    def upper_is_bound(self) -> bool:
+        """Whether the upper objective bounds the robust loss. False for approximations such as SABR's."""
+        return objectives.is_bound(self.upper)
+
     def _summary(self) -> dict[str, object]:
         sides = {"lower": self.lower, "upper": self.upper}
         facts: dict[str, object] = {k: getattr(f, "__name__", type(f).__name__) for k, f in sides.items() if f}
@@ -130,6 +135,24 @@ WEIGHTINGS: dict[str, Callable[[float, float, slice | None, float | None], Weigh
 
 _NO_WARM_UP = {"warmup_natural": 0.0, "warmup_adversarial": 0.0}
 _NATURAL_WARM_UP = {"warmup_adversarial": 0.0}
+#: Defaults of the methods since the paper, from the recipes that they share.
+_FIELD = {
+    **_NATURAL_WARM_UP,
+    "init": "ibp",
+    "ramp": "28%",
+    "ramp_shape": "smooth",
+    "shi": 0.5,
+    "lr": 5e-4,
+    "lr_shape": "steps",
+    "lr_milestones": ("71%", "86%"),
+    "lr_factor": 0.2,
+}
+_ATTACK_KEYS = ("attack_steps", "attack_restarts")
+_COMBINED_KEYS = ("alpha", *_ATTACK_KEYS, "attack_eps_factor")
+_SABR_KEYS = ("sabr_lambda", "relu_shrink", *_ATTACK_KEYS)
+_TAPS_KEYS = ("taps_layers", "taps_weight", "relu_shrink", *_ATTACK_KEYS)
+_STAPS_KEYS = ("sabr_lambda", *_TAPS_KEYS)
+_APPROXIMATE = Properties(efficient=True, empirical=True, provable=True, no_tuning=False)
 
 METHODS: dict[str, Method] = {
     "standard": Method(
@@ -202,7 +225,7 @@ METHODS: dict[str, Method] = {
         upper=objectives.crown_ibp,
         weighting="scheduled",
         recipe=_NATURAL_WARM_UP,
-        recipe_keys=("beta",),
+        recipe_keys=("beta", "loss_fusion"),
         properties=Properties(efficient=True, provable=True, no_tuning=False),
         batchnorm=False,
         limitations="no BatchNorm in training",
@@ -234,6 +257,60 @@ METHODS: dict[str, Method] = {
         properties=Properties(efficient=True, provable=True),
         limitations="only ReLU networks",
     ),
+    "sabr": Method(
+        description="IBP loss over a small box around an adversarial example",
+        upper=objectives.sabr,
+        recipe=_FIELD,
+        recipe_keys=_SABR_KEYS,
+        verifier="bab",
+        properties=_APPROXIMATE,
+        limitations="no bound",
+    ),
+    "taps": Method(
+        description="loss of attacks in a latent box times IBP loss; IBP in the ramp",
+        upper=objectives.taps,
+        recipe=_FIELD,
+        recipe_keys=_TAPS_KEYS,
+        verifier="bab",
+        properties=_APPROXIMATE._replace(efficient=False),
+        limitations="no bound",
+    ),
+    "staps": Method(
+        description="TAPS over the small box of SABR; SABR in the ramp",
+        upper=objectives.staps,
+        recipe=_FIELD,
+        recipe_keys=_STAPS_KEYS,
+        verifier="bab",
+        properties=_APPROXIMATE._replace(efficient=False),
+        limitations="no bound",
+    ),
+    "cc-ibp": Method(
+        description="loss of alpha x IBP margins + (1 - alpha) x adversarial margins",
+        upper=objectives.cc_ibp,
+        recipe={**_FIELD, "attack_steps": 1},
+        recipe_keys=_COMBINED_KEYS,
+        verifier="bab",
+        properties=_APPROXIMATE,
+        limitations="no bound",
+    ),
+    "mtl-ibp": Method(
+        description="alpha x IBP loss + (1 - alpha) x adversarial loss",
+        upper=objectives.mtl_ibp,
+        recipe={**_FIELD, "attack_steps": 1},
+        recipe_keys=_COMBINED_KEYS,
+        verifier="bab",
+        properties=_APPROXIMATE,
+        limitations="no bound",
+    ),
+    "exp-ibp": Method(
+        description="IBP loss ^ alpha x adversarial loss ^ (1 - alpha)",
+        upper=objectives.exp_ibp,
+        recipe={**_FIELD, "attack_steps": 1},
+        recipe_keys=_COMBINED_KEYS,
+        verifier="bab",
+        properties=_APPROXIMATE,
+        limitations="no bound",
+    ),
     "fixed": Method(
         description="adversarial + IBP loss, both weights 1",
         lower=objectives.adversarial,
@@ -255,10 +332,43 @@ METHODS: dict[str, Method] = {
         upper=objectives.crown_ibp,
         weighting="moments",
         latent="box",
-        recipe_keys=("beta",),
+        recipe_keys=("beta", "loss_fusion"),
         properties=Properties(efficient=True, empirical=True, provable=True, no_tuning=True),
         batchnorm=False,
         limitations="no BatchNorm in training",
+    ),
+    "advsabr": Method(
+        description="adversarial + SABR loss, weights by Algorithm 1",
+        lower=objectives.attacked,
+        upper=objectives.sabr,
+        weighting="moments",
+        latent="box",
+        recipe_keys=_SABR_KEYS,
+        verifier="bab",
+        properties=_APPROXIMATE,
+        limitations="no bound",
+    ),
+    "advtaps": Method(
+        description="adversarial + TAPS loss, weights by Algorithm 1",
+        lower=objectives.attacked,
+        upper=objectives.taps,
+        weighting="moments",
+        recipe={"batchnorm": "clean"},
+        recipe_keys=_TAPS_KEYS,
+        verifier="bab",
+        properties=_APPROXIMATE._replace(efficient=False),
+        limitations="no bound",
+    ),
+    "advstaps": Method(
+        description="adversarial + STAPS loss, weights by Algorithm 1",
+        lower=objectives.attacked,
+        upper=objectives.staps,
+        weighting="moments",
+        recipe={"batchnorm": "clean"},
+        recipe_keys=_STAPS_KEYS,
+        verifier="bab",
+        properties=_APPROXIMATE._replace(efficient=False),
+        limitations="no bound",
     ),
 }
 

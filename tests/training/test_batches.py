@@ -30,12 +30,13 @@ def digits() -> Data:
 
 
 @pytest.mark.parametrize(
-    ("requested", "images", "expected"),
-    [("auto", 60_000, 256), ("auto", 10_000, 256), ("auto", 4000, 64), ("auto", 900, 16), ("auto", 5, 5),
-     (256, 900, 256), (256, 100, 100)],
+    ("requested", "images", "epochs", "expected"),
+    [("auto", 60_000, 60, 256), ("auto", 10_000, 60, 256), ("auto", 4000, 60, 64), ("auto", 900, 60, 16),
+     ("auto", 5, 60, 5), (256, 900, 60, 256), (256, 100, 60, 100),
+     ("auto", 60_000, 3, 256), ("auto", 60_000, 1, 64), ("auto", 4000, 4, 32), ("auto", 4000, 0.5, 16)],
 )  # fmt: skip
-def test_batch_size_auto_gives_40_steps(requested: int | str, images: int, expected: int) -> None:
-    assert choose_batch_size(requested, images) == expected
+def test_batch_size_auto_gives_enough_steps(requested: int | str, images: int, epochs: float, expected: int) -> None:
+    assert choose_batch_size(requested, images, epochs) == expected
 
 
 class Digits(Dataset[tuple[Tensor, int]]):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from advibp.bounds.graph.cut import Cut
 from advibp.moved import renamed_keywords
 from advibp.objectives.ball import PIXELS, Ball
 
@@ -42,11 +43,19 @@ class Settings:
 
     Args:
         attack_steps: number of PGD steps.
+        attack_restarts: number of random starts of PGD; the point with the highest loss is used.
+        attack_eps_factor: radius of the attack, relative to eps.
         beta: weight of CROWN-IBP in the margins after the ramp.
+        loss_fusion: whether CROWN-IBP bounds the loss by one row per image, not by one row per margin.
         domain: the sets of DiffAI's loss: box, hybrid or deepz.
         symbols: largest number of noise symbols of a hybrid zonotope.
         regularizer: weight of the regularizer.
         projections: number of random projections that estimate a latent zonotope.
+        alpha: weight of the IBP loss in MTL-IBP, CC-IBP and EXP-IBP.
+        sabr_lambda: half width of SABR's box, relative to eps.
+        relu_shrink: factor of the upper ends of unstable ReLUs in SABR and TAPS.
+        taps_layers: number of layers in which TAPS attacks the latent box.
+        taps_weight: factor of the gradient of TAPS's latent loss.
 
     Examples:
         >>> import advibp
@@ -56,16 +65,46 @@ class Settings:
     """
 
     attack_steps: int = 8
+    attack_restarts: int = 1
+    attack_eps_factor: float = 1.0
     beta: float = 0.0
+    loss_fusion: bool = False
     domain: str = "box"
     symbols: int = 8
     regularizer: float = 0.0
     projections: int = 16
+    alpha: float = 0.5
+    sabr_lambda: float = 0.4
+    relu_shrink: float = 1.0
+    taps_layers: int = 4
+    taps_weight: float = 4.0
 
     @classmethod
     def of(cls, recipe: object) -> Settings:
         """Read the settings from the attributes of a recipe."""
         return cls(**{field.name: getattr(recipe, field.name) for field in fields(cls)})
+
+
+@dataclass
+class Shared:
+    """What the objectives of one training step share, so that nothing is computed twice.
+
+    Attributes:
+        x_adv: the adversarial examples of `adversarial_examples`, (B, ...); None before the first objective needs them.
+        regularizer: Shi's regularizers with their weight, a scalar; None before a pass on a box computes them.
+
+    Examples:
+        >>> import torch
+        >>> from advibp import objectives
+        >>> net, inputs, y = torch.nn.Linear(2, 3), objectives.Ball(torch.rand(4, 2), 0.1), torch.tensor([0, 1, 2, 0])
+        >>> context = objectives.Context(shared=objectives.Shared())
+        >>> lower, upper = objectives.attacked(net, inputs, y, context), objectives.sabr(net, inputs, y, context)
+        >>> context.shared.x_adv.shape  # of both
+        torch.Size([4, 2])
+    """
+
+    x_adv: Tensor | None = None
+    regularizer: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +116,9 @@ class Context:
         wants_fosc: whether the training step needs the adversarial examples to compute FOSC.
         latent: whether the inputs are latent, i.e. whether this is a layer-wise stage.
         settings: the hyperparameters.
+        shi: weight of Shi's regularizers in this step.
+        shared: what the objectives of the step share; None if there is nothing to share.
+        cut: the network, split for TAPS; None: TAPS splits it.
 
     Examples:
         >>> from advibp.objectives import Context, Settings
@@ -88,6 +130,9 @@ class Context:
     wants_fosc: bool = False
     latent: bool = False
     settings: Settings = Settings()
+    shi: float = 0.0
+    shared: Shared | None = None
+    cut: Cut | None = None
 
     @property
     def beta(self) -> float:
@@ -125,13 +170,18 @@ class Objective(Protocol):
 Cost = Callable[[Context, int], float]
 
 
-def costs(cost: float | Cost) -> Callable[[Callable[..., Evaluation]], Objective]:
+def costs(
+    cost: float | Cost, *, bound: bool = True, shares_attack: bool = False
+) -> Callable[[Callable[..., Evaluation]], Objective]:
     """Declare what an objective and its gradient cost, which is used to estimate the remaining time.
 
     Args:
         cost: number of forward passes, or a function that maps the context and the number of classes to it. A backward
             pass counts as two forward passes, or as one if it computes the input gradient only. An interval counts as
             two points.
+        bound: whether the loss bounds the robust loss, from below or from above. False for an approximation.
+        shares_attack: whether its adversarial examples are those of `Context.shared`, so that two such objectives of a
+            step have one attack.
 
     Returns:
         A decorator for objectives.
@@ -140,6 +190,7 @@ def costs(cost: float | Cost) -> Callable[[Callable[..., Evaluation]], Objective
     def decorate(function: Callable[..., Evaluation]) -> Objective:
         objective = as_objective(function)
         objective.cost = cost if callable(cost) else lambda context, classes: cost  # type: ignore[attr-defined]
+        objective.bound, objective.shares_attack = bound, shares_attack  # type: ignore[attr-defined]
         return objective
 
     return decorate
@@ -150,6 +201,11 @@ def cost_of(objective: Objective | None, context: Context = DEFAULT_CONTEXT, cla
     if objective is None:
         return 0.0
     return float(getattr(objective, "cost", lambda context, classes: 3.0)(context, classes))
+
+
+def is_bound(objective: Objective | None) -> bool:
+    """Return whether an objective bounds the robust loss. True for None, and for objectives that do not say."""
+    return bool(getattr(objective, "bound", True))
 
 
 def as_objective(function: Callable[..., Evaluation]) -> Objective:

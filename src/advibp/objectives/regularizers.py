@@ -19,10 +19,19 @@ from advibp.execution.own_copy import run_on_copy
 from advibp.objectives.ball import Ball
 from advibp.objectives.lower import pgd
 from advibp.objectives.objective import DEFAULT_CONTEXT, Context, Evaluation, costs
+from advibp.objectives.shi import TOLERANCE, balance, tightness
 from advibp.objectives.upper import margin_loss
 
-#: Ratios above this are not penalized (Shi et al. 2021).
-TOLERANCE = 0.5
+__all__ = [
+    "TOLERANCE",
+    "area",
+    "balance",
+    "instability",
+    "latent_pgd",
+    "shi_ibp",
+    "stable_pgd",
+    "tightness",
+]
 
 
 @costs(lambda context, _: 6 if context.ramped == 1 else 8)
@@ -36,40 +45,6 @@ def shi_ibp(net: Any, inputs: Ball, y: Tensor, context: Context = DEFAULT_CONTEX
     if weight > 0 and pre_activations:
         loss = loss + weight * (tightness(box, pre_activations) + balance(pre_activations))
     return Evaluation(loss)
-
-
-def tightness(input: Box, pre_activations: Sequence[Box]) -> Tensor:
-    """Return the tightness regularizer, a scalar in [0, 1].
-
-    For each ReLU layer: the mean radius of the input divided by the mean radius of the pre-activations. The regularizer
-    is the mean of max(0, tolerance - ratio) / tolerance.
-    """
-    ratios = torch.stack([input.radius.mean() / box.radius.mean().clamp(min=1e-12) for box in pre_activations])
-    return F.relu(TOLERANCE - ratios).mean() / TOLERANCE
-
-
-def balance(pre_activations: Sequence[Box]) -> Tensor:
-    """Return the ReLU regularizer, which is 0 if active and inactive neurons are balanced.
-
-    Active neurons have l > 0, inactive ones u < 0. The regularizer compares the two kinds by the sum of their centers
-    and by the sum of squared deviations of the centers. A ratio is the smaller of two sums divided by the larger. It is
-    1 in a layer where one kind is missing, because it has no useful gradient there.
-    """
-    ratios = []
-    for box in pre_activations:
-        center = box.center
-        active, inactive = (box.lower > 0).to(center.dtype), (box.upper < 0).to(center.dtype)
-        deviation = (center - center.mean()).square()
-        ratios += [
-            _ratio((center * active).sum(), -(center * inactive).sum()),
-            _ratio((deviation * active).sum(), (deviation * inactive).sum()),
-        ]
-    return 2 * F.relu(TOLERANCE - torch.stack(ratios)).mean() / TOLERANCE
-
-
-def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    smaller, larger = torch.minimum(a, b), torch.maximum(a, b)
-    return torch.where(smaller > 0, smaller / larger.clamp(min=1e-12), torch.ones_like(a))
 
 
 @costs(lambda context, _: 3 + 2 * context.settings.attack_steps + 6)

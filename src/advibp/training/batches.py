@@ -17,20 +17,22 @@ from advibp.execution.seeds import mix
 from advibp.recipe import Recipe
 from advibp.storage import checkpoint
 
-#: With batch_size auto: the batch sizes, largest first, and the smallest number of steps per epoch.
-SIZES, FEWEST_STEPS = (256, 128, 64, 32, 16), 40
+#: With batch_size auto: the batch sizes, largest first, and the smallest numbers of steps per epoch and per run.
+SIZES, FEWEST_STEPS, FEWEST_STEPS_OF_A_RUN = (256, 128, 64, 32, 16), 40, 500
 
 
-def choose_batch_size(requested: int | str, images: int) -> int:
-    """Return the batch size for a number of images.
+def choose_batch_size(requested: int | str, images: int, epochs: float) -> int:
+    """Return the batch size for a number of images and epochs.
 
     Args:
-        requested: a number, or "auto": the largest of SIZES with FEWEST_STEPS per epoch, or else the smallest.
+        requested: a number, or "auto": the largest of SIZES with FEWEST_STEPS per epoch and FEWEST_STEPS_OF_A_RUN, or
+            else the smallest.
         images: number of training images; a batch is not larger.
+        epochs: number of epochs that the run was started with.
     """
     if isinstance(requested, str):
-        enough = (size for size in SIZES if math.ceil(images / size) >= FEWEST_STEPS)
-        requested = next(enough, SIZES[-1])
+        fewest = max(FEWEST_STEPS, FEWEST_STEPS_OF_A_RUN / epochs)
+        requested = next((size for size in SIZES if math.ceil(images / size) >= fewest), SIZES[-1])
     return min(requested, images)
 
 
@@ -46,7 +48,7 @@ class Feed:
         if isinstance(self.images, Loader):
             self.batch_size, self.steps_per_epoch = self.images.batch_size, len(self.images)
         else:
-            self.batch_size = choose_batch_size(recipe.batch_size, len(self.images))
+            self.batch_size = choose_batch_size(recipe.batch_size, len(self.images), recipe.planned_epochs)
             # An incomplete last batch is dropped. The data order differs in each epoch, so no image is always dropped.
             self.steps_per_epoch = len(self.images) // self.batch_size
 
@@ -88,8 +90,22 @@ class Feed:
             if self.recipe.flip or self.recipe.crop:
                 seed = mix(self.recipe.seed, 3, epoch * self.steps_per_epoch + k)
                 generator = torch.Generator().manual_seed(seed)
-                x = augment(x, flip=self.recipe.flip, crop=self.recipe.crop, generator=generator)
+                x = augment(
+                    x,
+                    flip=self.recipe.flip,
+                    crop=self.recipe.crop,
+                    padding=self.recipe.crop_padding,
+                    generator=generator,
+                )
             yield x, y
+
+    def plain_batches(self) -> Iterator[Tensor]:
+        """Yield all training images (B, ...) without augmentation, in an order that is always the same."""
+        if isinstance(self.images, Loader):
+            yield from (x.to(self.device) for x, _ in self.images.batches(0))
+            return
+        for rows in torch.arange(len(self.images), device=self.device).split(self.batch_size):
+            yield self.images.batch(rows if isinstance(self.images, Split) else rows.cpu())[0].to(self.device)
 
     def _read(self, epoch: int, begin: int, end: int) -> Iterator[tuple[Tensor, Tensor]]:
         seed = mix(self.recipe.seed, 4, epoch)

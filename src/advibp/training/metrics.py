@@ -29,6 +29,8 @@ class Step(NamedTuple):
         weights: the weights of the two losses; None if there was one loss.
         stage: number of the layer-wise stage; 0 in the main phase.
         c_t: the threshold of FOSC; None outside the joint phase.
+        regularizer: Shi's regularizers with their weight; None if they had none.
+        clean: the regular loss, if it has a share of its own; else None.
     """
 
     phase: PhaseName
@@ -39,6 +41,8 @@ class Step(NamedTuple):
     weights: Weights | None
     stage: int = 0
     c_t: float | None = None
+    regularizer: Tensor | None = None
+    clean: Tensor | None = None
 
 
 class EpochMeans:
@@ -90,6 +94,8 @@ class EpochMeans:
         metrics = {
             "loss_lower": _read([s.lower for s in steps]),
             "loss_upper": _read([s.upper for s in steps]),
+            "loss_regularizer": _read([s.regularizer for s in steps]),
+            "loss_clean": _read([s.clean for s in steps]),
             "fosc": [value for value in _read([s.fosc for s in steps]) if math.isfinite(value)],
             "c_t": [s.c_t for s in steps if s.c_t is not None],
             "kappa_lower": [w.lower for w in weights],

@@ -58,7 +58,18 @@ def _check_options(training: Training) -> None:
         raise UserError(
             f"{recipe.method} can't bound BatchNorm in training; use advibp, or call .eval() on the BatchNorm layers."
         )
+    if (
+        training.trains_batchnorm
+        and "taps_layers" in method.recipe_keys
+        and method.lower
+        and recipe.batchnorm != "clean"
+    ):
+        raise UserError(f"{recipe.method} needs BatchNorm statistics of a clean pass; set batchnorm to clean.")
     in_parts = 0 < recipe.at_once < training.batch_size
+    if in_parts and recipe.shi:
+        raise UserError("at_once would change Shi's regularizers, which depend on the whole batch; set shi to 0.")
+    if recipe.recompute and ("relu_shrink" in method.recipe_keys and recipe.relu_shrink != 1):
+        raise UserError("recompute can't be combined with relu_shrink; set recompute to false, or relu_shrink to 1.")
     if in_parts and not (method.per_image or (has_domain and recipe.domain != "hybrid")):
         raise UserError(
             f"at_once would change the result of {recipe.method}, whose loss depends on the whole batch; use a "
@@ -98,14 +109,21 @@ def _check_objectives(training: Training, x: Tensor, y: Tensor) -> None:
     """Run each objective once, on images and on the latent inputs of every stage. It may be the user's."""
     recipe, settings = training.recipe, training.settings
     with record_pre_activations() as entering:
-        ball = Ball.of(x, recipe.eps, training.perturbation)
+        ball = Ball.of(x, training.eps, training.perturbation)
         _run(training, Inputs(training.net, ball), y, Context(ramped=0.0, settings=settings))
+    if "taps_layers" in training.method.recipe_keys:  # which does something else after the ramp
+        _run(training, Inputs(training.net, ball), y, Context(settings=settings))
     if "regularizer" in training.method.recipe_keys and recipe.regularizer and not _sets(entering):
         raise UserError(
             f"{recipe.method} has a regularizer for ReLUs, and the network has none; set regularizer to 0, or train by "
             f"another method."
         )
-    for inputs in training.stages.latent(training.course.stages, x, recipe.eps):
+    if recipe.shi:
+        with record_pre_activations() as entering:
+            run_on_copy(training.net, ball.box())
+        if not _sets(entering):
+            raise UserError("shi is the weight of regularizers for ReLUs, and the network has none; set shi to 0.")
+    for inputs in training.stages.latent(training.course.stages, x, training.eps):
         _run(training, inputs, y, Context(latent=True, settings=settings))
 
 

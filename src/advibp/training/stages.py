@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from advibp import attacks
 from advibp.attacks import Range
 from advibp.bounds import Box, Perturbation
-from advibp.bounds.graph.cut import Cut, cuts
+from advibp.bounds.graph.cut import Cut, cuts, split
 from advibp.bounds.latent import LatentZonotope
 from advibp.bounds.perturbation import PIXELS
 from advibp.errors import UserError
@@ -82,6 +82,7 @@ class Stages:
         # Every layer keeps its mode: a layer that the user put in evaluation mode stays in it. Dropout is off.
         self.modes = [(module, module.training and not is_dropout(module)) for module in net.modules()]
         self._cuts: dict[int, Cut] = {}  # by batch size, because a recorded graph is valid for one
+        self._splits: dict[int, Cut] = {}  # of TAPS, by batch size
 
     def count(self, stages: int | str, x: Tensor) -> int:
         """Return the number of stages for the recipe's `stages`, a number or "all". x is a batch.
@@ -116,6 +117,13 @@ class Stages:
         if len(x) not in self._cuts:
             self._cuts[len(x)] = self._find_cuts(x)[0][self.stage - 1]
         return self._cuts[len(x)]
+
+    def split(self, x: Tensor, layers: int) -> Cut:
+        """Return the network split for TAPS, for batches of this shape; the last `layers` layers are behind the cut."""
+        if len(x) not in self._splits:
+            with self.with_buffers_restored():
+                self._splits[len(x)] = split(self.net, layers, x)
+        return self._splits[len(x)]
 
     def inputs(self, x: Tensor, eps: float) -> Inputs:
         """Return what this stage trains, and its set of inputs: the ball around x, or its image in the latent space."""

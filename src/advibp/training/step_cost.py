@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from advibp import objectives
-from advibp.objectives import Context, cost_of
+from advibp.objectives import Context, cost_of, joint_cost
 
 if TYPE_CHECKING:
     from advibp.training import Training
@@ -19,12 +19,12 @@ def step_cost(training: Training, ramped: float = 1.0, latent: bool = False) -> 
     """
     lower, upper = training.method.lower, training.method.upper
     context = Context(ramped=ramped, latent=latent, settings=training.settings)
-    cost = sum(cost_of(objective, context, training.data.classes) for objective in (lower, upper))
-    if training.trains_batchnorm and upper:  # the upper loss differentiates BatchNorm's statistics too
-        if training.passes.captures_clean(lower, upper):
-            return cost + 3 + (2 if lower else 0)
+    cost, share = joint_cost(lower, upper, context, training.data.classes), training.recipe.clean_share
+    if training.trains_batchnorm and (upper or share):  # the upper loss differentiates BatchNorm's statistics too
+        if training.passes.captures_clean(lower, upper, share):
+            return cost + 3 + (2 if lower and upper else 0)
         return cost + 2
-    return cost
+    return cost + (3 if share else 0)
 
 
 def remaining_cost(training: Training) -> float:

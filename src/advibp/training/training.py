@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from advibp import objectives, schedules
 from advibp.bounds import Perturbation
@@ -28,8 +30,10 @@ from advibp.objectives import Context, Objective, Settings
 from advibp.recipe import Recipe
 from advibp.storage import checkpoint
 from advibp.training import divergence, preflight
+from advibp.training.averaging import WeightAverage, population_statistics
 from advibp.training.batches import Feed
 from advibp.training.metrics import Step
+from advibp.training.optimizers import make_optimizer
 from advibp.training.passes import Losses, Passes
 from advibp.training.stages import Stages
 from advibp.verify import ibp_margins
@@ -70,7 +74,7 @@ class Training:
 
     def __post_init__(self) -> None:
         recipe = self.recipe
-        self.device = resolve_device(recipe.device)
+        self.device, self.eps = resolve_device(recipe.device), recipe.train_eps
         if recipe.threads:
             torch.set_num_threads(recipe.threads)
         self.net.to(self.device)
@@ -93,6 +97,8 @@ class Training:
             stages=self.stages.count(recipe.stages, self.feed.example(2)[0]) if recipe.stages else 0,
             per_epoch=self.steps_per_epoch,
         )
+        start = None if recipe.swa_start is None else recipe.in_epochs(recipe.swa_start) * self.steps_per_epoch
+        self.average = WeightAverage(self.net, start, recipe.swa_every)
 
     def _find_method(self) -> Method:
         if self.own_method is not None:
@@ -169,25 +175,29 @@ class Training:
             c_t = 0.0 if self.stage else self.gate.threshold(t, partial(self._measure_fosc, x, y))
 
         logs_fosc = self.steps % FOSC_EVERY == 0
+        ramped, joint = eps / self.eps, phase in ("ramp", "full", "latent")
         context = Context(
-            ramped=eps / self.recipe.eps,
+            ramped=ramped,
             wants_fosc=logs_fosc or self.weighting.needs_fosc(),
             latent=self.stage > 0,
             settings=self.settings,
+            shi=self.recipe.shi * (1 - ramped) if phase == "ramp" else 0.0,
         )
-        losses = self.passes.run(lower, upper, x, y, eps, context)
+        losses = self.passes.run(lower, upper, x, y, eps, context, self.recipe.clean_share if joint else 0.0)
         weights = None if c_t is None else self._combine(t, losses, c_t, context)
         fosc = losses.fosc if logs_fosc else None
         step = Step(phase, eps, losses.lower, losses.upper, fosc, weights, self.stage, c_t)
+        step = step._replace(regularizer=losses.regularizer, clean=losses.clean)
         self._descend(t, step, x)
         self.steps += 1
+        self.average.observe(self.steps)
         return step
 
     def _phase(self, t: float) -> tuple[schedules.PhaseName, float]:
         """Return the phase and eps_t at epoch t."""
         if self.stage:
-            return "latent", self.recipe.eps
-        return self.timeline.phase(t), self.recipe.eps * self.timeline.eps_share(t)
+            return "latent", self.eps
+        return self.timeline.phase(t), self.eps * self.timeline.eps_share(t)
 
     def _objectives(self, phase: schedules.PhaseName) -> tuple[Objective | None, Objective | None]:
         """Return the lower and upper objective of a phase."""
@@ -202,7 +212,7 @@ class Training:
     def _measure_fosc(self, x: Tensor, y: Tensor) -> float:
         """Return FOSC of the current network at full eps."""
         with self.stages.with_buffers_restored():
-            losses = self.passes.run(objectives.adversarial, None, x, y, self.recipe.eps, Context(wants_fosc=True))
+            losses = self.passes.run(objectives.adversarial, None, x, y, self.eps, Context(wants_fosc=True))
         assert losses.fosc is not None
         return float(losses.fosc)
 
@@ -210,9 +220,13 @@ class Training:
         """Weight the two gradients and write their combination to `gradients.final`."""
         assert losses.upper is not None
         # Without an attack FOSC is infinite, i.e. the attack counts as weak.
-        fosc, rows = math.inf if losses.fosc is None else losses.fosc, self.gradients.rows
+        fosc, rows = math.inf if losses.fosc is None else losses.fosc, self.gradients.rows[:2]
         weights = self.weighting.weights(fosc, c_t, ramped=context.ramped, gradients=rows)
         combine(weights, rows, losses.upper, out=self.gradients.final)
+        if losses.clean is not None:
+            self.gradients.final.mul_(1 - self.recipe.clean_share)
+        if losses.clean is not None or losses.regularizer is not None:
+            self.gradients.final.add_(self.gradients.rows[2])
         self.weighting.update(rows)
         if weights.branch in ("lower", "upper") and not self.stage:
             self.gate.observe(t, fosc)
@@ -241,8 +255,7 @@ class Training:
         if self.stage:
             milestones = [recipe.in_epochs(m, recipe.stage_epochs) for m in recipe.stage_lr_milestones]
             return schedules.learning_rate(t, lr=recipe.stage_lr, milestones=milestones, factor=recipe.lr_factor)
-        milestones = [recipe.in_epochs(m) for m in recipe.lr_milestones]
-        return schedules.learning_rate(t, lr=recipe.lr, milestones=milestones, factor=recipe.lr_factor)
+        return schedules.learning_rate(t, lr=recipe.lr, milestones=recipe.milestones, factor=recipe.lr_factor)
 
     # ------------------------------------------------------------------------------------------ divergence
 
@@ -255,7 +268,7 @@ class Training:
         bad = [f"{name} is {value:.3g}" for name, value in named if not value <= self.recipe.max_loss]
         if bad or not math.isfinite(length):
             with self.stages.with_buffers_restored():
-                where = divergence.explain(self.net, x, step.eps or self.recipe.eps, self.perturbation)
+                where = divergence.explain(self.net, x, step.eps or self.eps, self.perturbation)
             self._diverged(" and ".join(bad) or "the gradient is not finite", where)
         return float(length)
 
@@ -281,8 +294,9 @@ class Training:
         self.params = self.stages.begin(stage, self.feed.example(self.batch_size)[0] if stage else None)
         if not self.params:
             raise UserError("The network has no trainable parameter; set requires_grad on the ones to be trained.")
-        self.gradients = FlatGradients(self.params)
-        self.optimizer = torch.optim.Adam(self.params, lr=self.recipe.lr, fused=True)
+        outside = bool(self.recipe.shi or self.recipe.clean_share)
+        self.gradients = FlatGradients(self.params, rows=3 if outside else 2)
+        self.optimizer = make_optimizer(self.recipe, self.params)
         self.weighting = make_weighting(self.method, self.recipe, self.params)
         self.trains_batchnorm = self._has_batch_statistics()
         self.passes = Passes(
@@ -292,6 +306,7 @@ class Training:
             batchnorm_of=self.recipe.batchnorm,
             at_once=self.recipe.at_once,
             recompute=self.recipe.recompute,
+            taps_layers=self.recipe.taps_layers if "taps_layers" in self.method.recipe_keys else None,
         )
 
     def _has_batch_statistics(self) -> bool:
@@ -306,12 +321,14 @@ class Training:
         """Return all that a resumed training needs.
 
         Returns:
-            `net`, `optimizer` and `weighting` (tensors by name), `steps` and `c_max` (the state of the FOSC gate).
+            `net`, `optimizer`, `weighting` and `average` (tensors by name), `steps` and `c_max` (the state of the FOSC
+            gate).
         """
         return {
             "net": self.net.state_dict(),
             "optimizer": checkpoint.optimizer_tensors(self.optimizer),
             "weighting": self.weighting.state_dict(),
+            "average": self.average.state_dict(),
             "steps": self.steps,
             "c_max": self.gate.level,
         }
@@ -319,6 +336,7 @@ class Training:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned. Raises a RuntimeError if the weights do not fit the network."""
         self.net.load_state_dict(state["net"])
+        self.average.load_state_dict(state.get("average", {}))  # older checkpoints have none
         self.steps, self.gate.level = state["steps"], state["c_max"]
         now = self.course.at(self.steps)
         stage_begun = now.stage == 0 or self.steps > self.course.main + (now.stage - 1) * self.course.each
@@ -329,8 +347,25 @@ class Training:
         checkpoint.load_optimizer(self.optimizer, state["optimizer"])
         self.weighting.load_state_dict({name: tensor.to(self.device) for name, tensor in state["weighting"].items()})
 
+    @contextmanager
+    def evaluation_weights(self) -> Iterator[None]:
+        """Give the network the weights and BatchNorm statistics that are evaluated, until the context ends."""
+        with ExitStack() as stack:
+            averaged = stack.enter_context(self.average.applied())
+            if averaged or self.recipe.batchnorm_evaluation == "population":
+                layers = [m for m, mode in self.stages.modes if mode and isinstance(m, _BatchNorm)]
+                layers = [layer for layer in layers if layer.track_running_stats]
+                stack.enter_context(population_statistics(self.net, layers, self.feed.plain_batches))
+            yield
+
+    def adopt_evaluation_weights(self) -> None:
+        """Give the network the weights and BatchNorm statistics that are evaluated, for good: the training is over."""
+        with self.evaluation_weights():
+            final = {name: tensor.clone() for name, tensor in self.net.state_dict().items()}
+        self.net.load_state_dict(final)
+
     def validate(self) -> ibp_margins.Evaluation:
-        """Classify the validation images, and bound them by IBP at eps_train."""
+        """Classify the validation images, and bound them by IBP at eps."""
         self.net.eval()
         held_out = self.data.validation
         x, y = held_out.x.to(self.device), held_out.y.to(self.device)
