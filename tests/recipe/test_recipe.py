@@ -56,6 +56,7 @@ values: dict[str, st.SearchStrategy[Any]] = {
     "beta2": small,
     "attack_steps": st.integers(1, 100),
     "beta": st.floats(0, 1),
+    "loss_fusion": st.booleans(),
     "domain": st.sampled_from(["box", "hybrid", "deepz"]),
     "symbols": st.integers(0, 1000),
     "regularizer": st.floats(0, 1),
@@ -89,6 +90,23 @@ values: dict[str, st.SearchStrategy[Any]] = {
     "seed": st.integers(0, 2**63 - 1),
     "threads": st.one_of(st.none(), st.integers(1, 64)),
     "device": st.sampled_from(["auto", "cpu", "cuda:1"]),
+    "train_eps_factor": st.floats(0.01, 100),
+    "alpha": st.floats(0, 1),
+    "sabr_lambda": st.floats(0, 1),
+    "relu_shrink": st.floats(0.01, 1),
+    "taps_layers": st.integers(1, 100),
+    "taps_weight": st.floats(0, 100),
+    "attack_restarts": st.integers(1, 100),
+    "attack_eps_factor": st.floats(0, 100),
+    "clean_share": st.floats(0, 0.9),
+    "shi": st.floats(0, 1),
+    "optimizer": st.sampled_from(["adam", "adamw", "radam"]),
+    "weight_decay": st.floats(0, 1),
+    "lr_milestones_from": st.sampled_from(["start", "ramp"]),
+    "swa_start": st.one_of(st.none(), st.floats(0, 19), st.sampled_from(["20%", "90%"])),
+    "swa_every": st.integers(1, 1000),
+    "batchnorm_evaluation": st.sampled_from(["running", "population"]),
+    "crop_padding": st.sampled_from(["zeros", "edge"]),
     "published": st.one_of(st.none(), st.dictionaries(st.text("abcz.-", min_size=1), st.floats(0.01, 99), max_size=3)),
 }
 known_here = st.sampled_from([key for key in KEYS if key in values])
@@ -102,7 +120,8 @@ def suited(mapping: dict[str, Any]) -> dict[str, Any]:
     weighting = (mapping.get("weighting") if two else None) or method.weighting
     alien = {key for row in METHODS.values() for key in row.recipe_keys} - set(method.recipe_keys)
     alien |= set() if method.latent else {"stages"}
-    alien |= {"extended"} if {**method.recipe, **mapping}.get("stages") else set()
+    alien |= {"extended", "swa_start"} if {**method.recipe, **mapping}.get("stages") else set()
+    alien |= {"shi"} if mapping.get("method") == "shi-ibp" else set()
     alien |= set() if two else {"weighting", "kappa"}
     alien |= set() if weighting in ("fixed", "scheduled") else {"kappa"}
     alien |= set() if weighting == "moments" else {"scope"}
@@ -213,6 +232,7 @@ BAD: dict[str, list[object]] = {
     "scope": ["middle", None],
     "attack_steps": [0, 1.5, "x"],
     "beta": [-1, 2],
+    "loss_fusion": ["maybe", 2, None],
     "domain": ["octagon", None],
     "symbols": [-1, "all"],
     "regularizer": [-1, "x"],
@@ -249,6 +269,23 @@ BAD: dict[str, list[object]] = {
     "seed": [-1, "x", 0.5],
     "threads": [0, "two"],
     "device": ["", None],
+    "train_eps_factor": [0, -1, "x", 1000],
+    "alpha": [-0.1, 1.1, "half"],
+    "sabr_lambda": [-0.1, 1.1, None],
+    "relu_shrink": [0, 1.1],
+    "taps_layers": [0, 1.5, "all"],
+    "taps_weight": [-1, "x"],
+    "attack_restarts": [0, 2.5],
+    "attack_eps_factor": [-1, "x"],
+    "clean_share": [-0.1, 1, "x"],
+    "shi": [-1, "x"],
+    "optimizer": ["sgd", None],
+    "weight_decay": [-1, "x"],
+    "lr_milestones_from": ["end", 3],
+    "swa_start": [-1, "101%", "last"],
+    "swa_every": [0, 1.5],
+    "batchnorm_evaluation": ["batch", None],
+    "crop_padding": ["mirror", 0],
     "published": [3, "18 %", [1]],
 }
 
@@ -268,6 +305,18 @@ def test_a_bad_value_is_one_sentence_that_names_the_key(key: str, value: object)
     assert "convert" not in sentence  # Python's words for it are not ours
 
 
+def test_milestones_relative_to_the_ramp() -> None:
+    options = {"epochs": 100, "warmup_natural": 1, "warmup_adversarial": 0, "ramp": 80, "lr_milestones": [5, "10%"]}
+    assert Recipe.load(**options).milestones == [5, 10]
+    assert Recipe.load(**options, lr_milestones_from="ramp").milestones == [86, 91]
+
+
+def test_a_recipe_says_that_a_loss_is_no_bound() -> None:
+    for method, row in METHODS.items():
+        first = next(line for line in Recipe.load(method=method).to_yaml().splitlines() if line.startswith("method"))
+        assert ("is no bound of the robust loss" in first) is not row.upper_is_bound
+
+
 def test_an_unknown_key_suggests_the_one_that_was_meant() -> None:
     with pytest.raises(UserError, match=r"'epoch' is no recipe key; did you mean epochs\?"):
         Recipe.load(epoch=3)
@@ -280,7 +329,7 @@ def test_an_unknown_key_suggests_the_one_that_was_meant() -> None:
 @pytest.mark.parametrize(
     "phases",
     [
-        {"epochs": 2},
+        {"epochs": 2, "warmup_natural": 1, "warmup_adversarial": 1},
         {"epochs": 10, "ramp": 8.5},
         {"warmup_natural": "40%", "warmup_adversarial": "40%", "ramp": "30%"},
     ],
@@ -288,6 +337,12 @@ def test_an_unknown_key_suggests_the_one_that_was_meant() -> None:
 def test_phases_that_do_not_fit(phases: dict[str, object]) -> None:
     with pytest.raises(UserError, match=r"warmup_natural \+ warmup_adversarial \+ ramp take .* epochs"):
         Recipe.of(phases)
+
+
+@pytest.mark.parametrize("epochs", [0.5, 1, 2, 3, 60])
+def test_the_default_phases_fit_any_number_of_epochs(epochs: float) -> None:
+    line = Recipe.of({"epochs": epochs}).timeline()
+    assert line.joint + line.ramp == pytest.approx(0.55 * epochs)
 
 
 def test_a_method_without_warm_up_needs_no_room_for_one() -> None:

@@ -123,7 +123,7 @@ def assemble(
     """Check the four arrays and split off the validation set.
 
     Args:
-        arrays: One array for each name in `PARTS`.
+        arrays: One array for each name in `PARTS`. Without those of the test set, it is empty.
         name: Name of the data set.
         origin: Named in errors, for example a path.
         validation: Number of validation images, or "auto".
@@ -133,20 +133,23 @@ def assemble(
 
     The other arguments are those of `from_tensors`.
     """
-    x_train, y_train, x_test, y_test = (arrays[part] for part in PARTS)
+    x_train, y_train = arrays["x_train"], arrays["y_train"]
+    x_test, y_test = arrays.get("x_test", x_train[:0]), arrays.get("y_test", y_train[:0])
     are_images = x_train.ndim != 2 if images is None else images
     check = check_images if are_images else check_features
     check(x_train, "x_train", origin)
-    check(x_test, "x_test", origin)
+    if "x_test" in arrays:
+        check(x_test, "x_test", origin)
     if x_train.shape[1:] != x_test.shape[1:]:
         raise UserError(
             f"Images of {origin} differ in shape: {x_train.shape[1:]} for training, {x_test.shape[1:]} for testing."
         )
     check_labels(y_train, len(x_train), "y_train", origin)
-    check_labels(y_test, len(x_test), "y_test", origin)
+    if "y_test" in arrays:
+        check_labels(y_test, len(x_test), "y_test", origin)
     if classes is None and class_names:
         classes = len(class_names)
-    classes = count_classes(int(max(y_train.max(), y_test.max())) + 1, classes, origin)
+    classes = count_classes(int(max(y_train.max(), y_test.max(initial=0))) + 1, classes, origin)
     if class_names is not None and len(class_names) != classes:
         raise UserError(
             f"There are {len(class_names)} class names for the {classes} classes of {origin}; give {classes}."

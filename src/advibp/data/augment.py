@@ -9,17 +9,18 @@ from torch.nn import functional as F
 from advibp.errors import UserError
 
 
-def augment(x: Tensor, *, flip: bool, crop: int, generator: torch.Generator) -> Tensor:
+def augment(x: Tensor, *, flip: bool, crop: int, generator: torch.Generator, padding: str = "zeros") -> Tensor:
     """Flip each image horizontally with probability 1/2, and shift it by up to ``crop`` pixels in each direction.
 
-    A shift is a crop of the image after padding it with ``crop`` rows and columns of zeros on every side. All
-    (2 crop + 1)^2 positions are equally likely.
+    A shift is a crop of the image after padding it with ``crop`` rows and columns on every side. All (2 crop + 1)^2
+    positions are equally likely.
 
     Args:
         x: Images of shape (B, C, H, W), on any device.
         flip: Whether images are flipped.
         crop: Maximum shift in pixels; 0 for none.
         generator: A generator on the CPU, so that a seed gives the same result on every device.
+        padding: What the image is padded with, "zeros", or "edge", the nearest pixels.
 
     Returns:
         Images of the same shape, on the same device.
@@ -42,7 +43,8 @@ def augment(x: Tensor, *, flip: bool, crop: int, generator: torch.Generator) -> 
         columns = torch.where(flipped, padded_width - 1 - columns, columns)
     # One index per pixel, shared by the channels, so that flip and crop are a single gather.
     source = (rows[:, :, None] * padded_width + columns[:, None, :]).flatten(1)[:, None].to(x.device)
-    padded = F.pad(x, (crop, crop, crop, crop)).flatten(2)
+    mode = "replicate" if padding == "edge" else "constant"
+    padded = F.pad(x, (crop, crop, crop, crop), mode=mode).flatten(2)
     return padded.gather(2, source.expand(-1, channels, -1)).view(x.shape)
 
 

@@ -69,7 +69,7 @@ def _by_name(values: Mapping[str, Any], names: Sequence[str] | None, what: str, 
     """Return the value of each feature, in the order of the columns."""
     if not names:
         raise UserError(
-            f"{what} is given by names of features, but the data set has none; give one number per feature."
+            f"{what} is given by names of features, but the data set has no such names; give numbers without names."
         )
     for name in values:
         if name not in names and name != OTHERS:
@@ -77,6 +77,32 @@ def _by_name(values: Mapping[str, Any], names: Sequence[str] | None, what: str, 
             hint = f"did you mean '{close[0]}'?" if close else f"the features are {shortened_names(names)}."
             raise UserError(f"{what} names the feature '{name}', which the data set does not have; {hint}")
     return [values.get(name, values.get(OTHERS, missing)) for name in names]
+
+
+def check_features(trained: Sequence[str] | None, given: Sequence[str] | None, source: str) -> None:
+    """Raise a UserError if a table has other columns than the network was trained on, or in another order.
+
+    Args:
+        trained: names of the features of the training; None if they are not known.
+        given: names of the columns of the table.
+        source: name of the table.
+    """
+    expected, names = list(trained or ()), list(given or ())
+    if not expected or not names or expected == names:
+        return
+    if sorted(expected) == sorted(names):  # before the next check: columns may really be called x0, x1, ...
+        at = next(i for i, name in enumerate(names) if name != expected[i])
+        raise UserError(
+            f"{source} has the columns of the training in another order: column {at + 1} is '{names[at]}', but the "
+            f"network expects '{expected[at]}' there; order the columns as {shortened_names(expected)}."
+        )
+    if [f"x{i}" for i in range(len(names))] in (expected, names):  # the names of features without names
+        return
+    missing = [name for name in expected if name not in names]
+    raise UserError(
+        f"{source} has the columns {shortened_names(names)}, but the network was trained on "
+        f"{shortened_names(expected)}; rename or add {shortened_names(missing) if missing else 'columns'}."
+    )
 
 
 def _parse(value: Any, low: float, what: str) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 from advibp.data.assembly import Array, assemble, is_int
 from advibp.data.fetch import catalogue
 from advibp.data.fetch.known_sets import NAMES
-from advibp.data.formats import cifar, idx, image_folders, npz, svhn, tables
+from advibp.data.formats import cifar, idx, image_folders, npz, svhn, tables, tiny_imagenet
 from advibp.data.origin import Origin
 from advibp.data.sets import Data
 from advibp.errors import UserError
@@ -23,8 +23,8 @@ __all__ = ["NAMES", "load"]
 _MAX_SIZE = 4096
 _FORMATS = (
     "idx files (train-images-idx3-ubyte, ...), CIFAR's binary files (data_batch_1.bin, ... or train.bin), SVHN's "
-    "train_32x32.mat and test_32x32.mat, or images in train/<class> and test/<class>, in <class>, or in train.csv, or "
-    "tables of numbers train.csv and test.csv"
+    "train_32x32.mat and test_32x32.mat, TinyImageNet's folders, or images in train/<class> and test/<class>, in "
+    "<class>, or in train.csv, or tables of numbers train.csv and test.csv"
 )
 
 _Arrays = tuple[dict[str, Array], tuple[str, ...] | None]  # the arrays, and the names of the classes if known
@@ -41,6 +41,7 @@ def load(
     label: str | None = None,
     input_range: Any = "auto",
     fetch: bool = True,
+    test: bool = True,
     progress: Callable[[str, int, int | None], None] | None = None,
 ) -> Data:
     """Load a data set by name or path.
@@ -59,6 +60,8 @@ def load(
         label: Name of the label column of a .csv file. Default: the last column.
         input_range: Range of valid inputs of a table, as in `from_tensors`. Default: no limit.
         fetch: If True, download a data set known by name that is missing. MNIST is included in the package.
+        test: If False, the test set is not read, and ``data.test`` is empty: for choices that must not depend on it.
+            The test rows of a single .csv file are read and left out.
         progress: Called during a download as ``progress(task, done, total)``, in bytes; ``total`` may be None.
 
     Returns:
@@ -83,16 +86,18 @@ def load(
     if isinstance(source, str) and source in NAMES:
         name = source
         _refuse_label(label, source)
-        arrays, class_names = _read_named(source, root, size, fetch, progress)
+        arrays, class_names = _read_named(source, root, size, fetch, progress, test)
     else:
         path = Path(os.path.expanduser(source))
         name = path.stem
         table = _read_table(path, size, label)
         if table is None:
             _refuse_label(label, source)
-            arrays, class_names = _read_path(path, source, size)
+            arrays, class_names = _read_path(path, source, size, test)
         else:
-            arrays, class_names, feature_names = table.arrays, table.class_names, table.feature_names
+            arrays, class_names, feature_names = dict(table.arrays), table.class_names, table.feature_names
+            for part in () if test else ("x_test", "y_test"):
+                del arrays[part]
     stored = {part: arrays.pop(part) for part in npz.OPTIONAL if part in arrays}
     if "input_range" in stored and isinstance(input_range, str):
         input_range = stored["input_range"].tolist()
@@ -137,21 +142,22 @@ def _read_named(
     size: int | None,
     fetch: bool,
     progress: Callable[[str, int, int | None], None] | None,
+    test: bool,
 ) -> _Arrays:
     row = catalogue.find(name)
-    arrays, class_names = _read_folder(catalogue.locate(name, root, fetch, progress), size or row.resize)
+    arrays, class_names = _read_folder(catalogue.locate(name, root, fetch, progress), size or row.resize, test)
     return arrays, row.class_names or class_names
 
 
-def _read_path(path: Path, source: str | Path, size: int | None) -> _Arrays:
+def _read_path(path: Path, source: str | Path, size: int | None, test: bool) -> _Arrays:
     # os.path and not Path, which raises errors for some invalid names.
     if os.path.isdir(path):
-        return _read_folder(path, size)
+        return _read_folder(path, size, test)
     if os.path.exists(path):
         if path.suffix.lower() != ".npz":
             raise UserError(f"Cannot read {path}: expected a folder or a file that ends in .npz or .csv.")
         _refuse_size(size, path)
-        return npz.read(path), None
+        return npz.read(path, test), None
     if isinstance(source, str) and not path.suffix and os.sep not in source:
         close = difflib.get_close_matches(source.lower(), NAMES, n=1)
         hint = f"did you mean '{close[0]}'? " if close else ""
@@ -163,9 +169,9 @@ def _read_path(path: Path, source: str | Path, size: int | None) -> _Arrays:
     )
 
 
-def _read_folder(folder: Path, size: int | None) -> _Arrays:
+def _read_folder(folder: Path, size: int | None, test: bool) -> _Arrays:
     try:
-        arrays = _read_known_format(folder, size) or _read_only_subfolder(folder, size)
+        arrays = _read_known_format(folder, size, test) or _read_only_subfolder(folder, size, test)
     except OSError as error:
         raise UserError(f"Cannot read {folder} ({error.strerror or error}); check it and its permissions.") from error
     if arrays is None:
@@ -173,25 +179,25 @@ def _read_folder(folder: Path, size: int | None) -> _Arrays:
     return arrays
 
 
-def _read_only_subfolder(folder: Path, size: int | None) -> _Arrays | None:
+def _read_only_subfolder(folder: Path, size: int | None, test: bool) -> _Arrays | None:
     """Read the subfolder if there is only one, because archives are often extracted to a folder within a folder."""
     subfolders = [path for path in folder.iterdir() if path.name[0] not in "._" and path.is_dir()]
-    return _read_known_format(subfolders[0], size) if len(subfolders) == 1 else None
+    return _read_known_format(subfolders[0], size, test) if len(subfolders) == 1 else None
 
 
-def _read_known_format(folder: Path, size: int | None) -> _Arrays | None:
+def _read_known_format(folder: Path, size: int | None, test: bool) -> _Arrays | None:
     """Recognize the format by the names of the files, and read them. Return None if the format is unknown."""
     if idx.recognize(folder):
         _refuse_size(size, folder)
-        return idx.read_folder(folder), None
+        return idx.read_folder(folder, test), None
     if layout := cifar.recognize(folder):
         _refuse_size(size, folder)
-        return cifar.read(folder, layout), None
+        return cifar.read(folder, layout, test), None
     if svhn.recognize(folder):
         _refuse_size(size, folder)
-        return svhn.read(folder), None
-    if listing := image_folders.recognize(folder):
-        return image_folders.read(listing, size)
+        return svhn.read(folder, test), None
+    if listing := tiny_imagenet.recognize(folder) or image_folders.recognize(folder):
+        return image_folders.read(listing, size, test)
     return None
 
 

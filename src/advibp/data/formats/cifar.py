@@ -63,8 +63,8 @@ def recognize(folder: Path) -> Layout | None:
     return None
 
 
-def read(folder: Path, layout: Layout) -> dict[str, Array]:
-    """Read all files.
+def read(folder: Path, layout: Layout, test: bool = True) -> dict[str, Array]:
+    """Read all files; without ``test``, not the test file.
 
     Returns:
         ``x_train`` and ``x_test`` of shape (N, 3, 32, 32), and ``y_train`` and ``y_test`` of shape (N,), all uint8.
@@ -74,6 +74,8 @@ def read(folder: Path, layout: Layout) -> dict[str, Array]:
     """
     parts = [_read_file(folder / name, layout, layout.records) for name in layout.train]
     x_train, y_train = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    if not test:
+        return {"x_train": x_train, "y_train": y_train}
     x_test, y_test = _read_file(folder / layout.test, layout, layout.test_records)
     return dict(zip(PARTS, (x_train, y_train, x_test, y_test), strict=True))
 

@@ -24,8 +24,8 @@ def recognize(folder: Path) -> bool:
     return any(path.name.startswith(tuple(STEMS.values())) and "-ubyte" in path.name for path in folder.iterdir())
 
 
-def read_folder(folder: Path) -> dict[str, Array]:
-    """Read the four files, each of which may be compressed with gzip.
+def read_folder(folder: Path, test: bool = True) -> dict[str, Array]:
+    """Read the four files, each of which may be compressed with gzip; without ``test``, not those of the test set.
 
     Returns:
         ``x_train`` and ``x_test`` of shape (N, H, W), and ``y_train`` and ``y_test`` of shape (N,), all uint8 and
@@ -34,7 +34,8 @@ def read_folder(folder: Path) -> dict[str, Array]:
     Raises:
         UserError: If a file is missing, unreadable or damaged, or needs more memory than the machine has.
     """
-    return {part: _read(find(folder, part), 3 if part[0] == "x" else 1) for part in PARTS}
+    parts = PARTS if test else ("x_train", "y_train")
+    return {part: _read(find(folder, part), 3 if part[0] == "x" else 1) for part in parts}
 
 
 def find(folder: Path, part: str) -> Path:

@@ -71,20 +71,23 @@ def _list_test(folder: Path) -> Entries | None:
     return _list_classes(test_folder)
 
 
-def read(listing: Listing, size: int | None) -> tuple[dict[str, Array], tuple[str, ...]]:
+def read(listing: Listing, size: int | None, test: bool = True) -> tuple[dict[str, Array], tuple[str, ...]]:
     """Read all images.
 
     Args:
         listing: The image files.
         size: Height and width to which the images are resized. If None, they must all have the same size.
+        test: If False, test images are not read.
 
     Returns:
         ``x_train``, ``y_train``, ``x_test`` and ``y_test``, and the names of the classes in the order of their labels.
     """
     label_of, names = _number_classes(listing)
-    files = [file for file, _ in listing.train + listing.test]
-    labels = np.array([label_of[_key(name, label_of)] for _, name in listing.train + listing.test])
-    images, count = image_files.read_all(files, size), len(listing.train)
+    entries = listing.train + listing.test if test else listing.train
+    labels = np.array([label_of[_key(name, label_of)] for _, name in entries])
+    images, count = image_files.read_all([file for file, _ in entries], size), len(listing.train)
+    if not test:
+        return {"x_train": images, "y_train": labels}, names
     return {
         "x_train": images[:count],
         "y_train": labels[:count],

@@ -21,8 +21,8 @@ OPTIONAL = ("feature_names", "class_names", "input_range")
 _CHANNELS = (1, 3, 4)  # grayscale, RGB, RGBA
 
 
-def read(path: Path) -> dict[str, Array]:
-    """Read the four arrays without unpickling.
+def read(path: Path, test: bool = True) -> dict[str, Array]:
+    """Read the four arrays without unpickling; without ``test``, not those of the test set.
 
     Returns:
         ``x_train`` and ``x_test`` with the channels first, and ``y_train`` and ``y_test``. The values are not checked.
@@ -39,12 +39,15 @@ def read(path: Path) -> dict[str, Array]:
         if missing := [part for part in PARTS if f"{part}.npy" not in archive.namelist()]:
             raise UserError(f"{path} lacks {', '.join(missing)}; expected the arrays {', '.join(PARTS)}.")
         known = [*PARTS, *(part for part in OPTIONAL if f"{part}.npy" in archive.namelist())]
+        known = [part for part in known if test or part not in ("x_test", "y_test")]
         arrays = {part: _read_member(archive, part, path) for part in known}
     for part in OPTIONAL:
         if part in arrays and (arrays[part].dtype.kind != "U" if part != "input_range" else len(arrays[part]) != 2):
             expected = "two numbers, or two rows of numbers" if part == "input_range" else "texts"
             raise UserError(f"{part} in {path} must be {expected}; save it as a numpy array of them.")
-    return arrays | {part: _channels_first(arrays[part], part, path) for part in PARTS if part[0] == "x"}
+    return arrays | {
+        part: _channels_first(arrays[part], part, path) for part in PARTS if part[0] == "x" and part in arrays
+    }
 
 
 def _read_member(archive: zipfile.ZipFile, part: str, path: Path) -> Array:

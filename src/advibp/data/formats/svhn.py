@@ -22,8 +22,8 @@ def recognize(folder: Path) -> bool:
     return any((folder / file.name).is_file() for file in known_sets.SVHN_FILES)
 
 
-def read(folder: Path) -> dict[str, Array]:
-    """Read both files.
+def read(folder: Path, test: bool = True) -> dict[str, Array]:
+    """Read both files; without ``test``, not the test file.
 
     Returns:
         ``x_train`` and ``x_test`` of shape (N, 3, 32, 32), uint8, and ``y_train`` and ``y_test`` of shape (N,), int64.
@@ -31,8 +31,9 @@ def read(folder: Path) -> dict[str, Array]:
     Raises:
         UserError: If a file is missing or is not the published one, or if scipy is not installed.
     """
-    arrays = [array for file in known_sets.SVHN_FILES for array in _read_file(folder, file)]
-    return dict(zip(PARTS, arrays, strict=True))
+    files = known_sets.SVHN_FILES if test else known_sets.SVHN_FILES[:1]
+    arrays = [array for file in files for array in _read_file(folder, file)]
+    return dict(zip(PARTS, arrays, strict=False))
 
 
 def _read_file(folder: Path, known: known_sets.File) -> tuple[Array, Array]:
