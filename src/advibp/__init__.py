@@ -1,34 +1,38 @@
 """advibp trains neural networks whose robustness can be proved, and proves it.
 
-`advibp.report` and `advibp.reproduce` are imported on first use.
+Names are imported on first use, so that commands that need no torch, such as `advibp --help`, start quickly.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from advibp import attacks, bounds, callbacks, data, moved, nets, objectives, vnncomp, weighting
-from advibp.bounds import Box, Perturbation, Zonotope
+from advibp import moved
 from advibp.errors import UserError
 from advibp.execution.allocator import keep_freed_memory
-from advibp.methods import METHODS, Method
-from advibp.recipe import Recipe
-from advibp.runs import Run, open_run, train
-from advibp.runs.run_files import read_run
-from advibp.runs.training_display import Silent
-from advibp.storage.weights import load_weights
-from advibp.verify import (
-    Attack,
-    Certificate,
-    CollapseWarning,
-    Prediction,
-    Predictor,
-    certify,
-    largest_proved_eps,
-    predict,
-    smallest_broken_eps,
-)
 from advibp.version import __version__
-from advibp.weighting import Fixed, Moments, joint_backward
+
+if TYPE_CHECKING:
+    from advibp import attacks, bounds, callbacks, data, nets, objectives, vnncomp, weighting
+    from advibp.bounds import Box, Perturbation, Zonotope
+    from advibp.methods import METHODS, Method
+    from advibp.recipe import Recipe
+    from advibp.runs import Run, open_run, train
+    from advibp.runs.run_files import read_run
+    from advibp.runs.training_display import Silent
+    from advibp.runs.tuning import TuneOptions, Tuning, tune
+    from advibp.storage.weights import load_weights
+    from advibp.verify import (
+        Attack,
+        Certificate,
+        CollapseWarning,
+        Prediction,
+        Predictor,
+        certify,
+        largest_proved_eps,
+        predict,
+        smallest_broken_eps,
+    )
+    from advibp.weighting import Fixed, Moments, joint_backward
 
 __all__ = [
     "METHODS",
@@ -45,6 +49,8 @@ __all__ = [
     "Recipe",
     "Run",
     "Silent",
+    "TuneOptions",
+    "Tuning",
     "UserError",
     "Zonotope",
     "__version__",
@@ -64,14 +70,46 @@ __all__ = [
     "read_run",
     "smallest_broken_eps",
     "train",
+    "tune",
     "vnncomp",
     "weighting",
 ]
+
+#: Subpackages and modules that are attributes of the package.
+_MODULES = frozenset(
+    {
+        *("attacks", "bounds", "callbacks", "data", "display", "methods", "nets", "objectives", "parsers", "recipe"),
+        *("report", "reproduce", "runs", "schedules", "storage", "training", "user_code", "verify", "vnncomp"),
+        "weighting",
+    }
+)
+#: Module -> names that are imported from it.
+_NAMES = {
+    "advibp.bounds": "Box Perturbation Zonotope",
+    "advibp.methods": "METHODS Method",
+    "advibp.recipe": "Recipe",
+    "advibp.runs": "Run open_run train",
+    "advibp.runs.run_files": "read_run",
+    "advibp.runs.training_display": "Silent",
+    "advibp.runs.tuning": "TuneOptions Tuning tune",
+    "advibp.storage.weights": "load_weights",
+    "advibp.verify": "Attack Certificate CollapseWarning Prediction Predictor certify largest_proved_eps predict "
+    "smallest_broken_eps",
+    "advibp.weighting": "Fixed Moments joint_backward",
+}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 moved.install()
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("report", "reproduce"):
+    if name in _MODULES:
         return importlib.import_module(f"advibp.{name}")
+    if name in _MODULE_OF:
+        value = globals()[name] = getattr(importlib.import_module(_MODULE_OF[name]), name)
+        return value
     raise AttributeError(f"module 'advibp' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES, *_MODULE_OF})

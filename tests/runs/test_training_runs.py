@@ -423,6 +423,6 @@ def test_a_collapsed_network_is_reported(tmp_path: Path) -> None:
     net = own_net()
     net[3].weight.data.zero_()
     net[3].bias.data.copy_(torch.arange(10.0))
-    with pytest.warns(CollapseWarning, match="it predicts class 9 for all 50 images"):
+    with pytest.warns(CollapseWarning, match="it predicts class 9 for all 50 validation images"):
         run = train(net, digits, eps=0.1, method="standard", epochs=1, lr=1e-12, show=Silent(), out=tmp_path / "run")
     assert read_run(tmp_path / "run").warnings == run.summary["warnings"]

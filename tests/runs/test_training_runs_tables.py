@@ -11,6 +11,7 @@ import torch
 
 import advibp
 from advibp import UserError, cli
+from advibp.data.features import check_features
 from advibp.storage import checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +71,9 @@ def test_commands_work_on_tables(run: Path, tmp_path: Path, capsys: pytest.Captu
     assert cli.main(["certify", str(run), "--radius", "--limit", "3", "--steps", "2"]) == 0
     assert cli.main(["attack", str(run), "--limit", "3", "--steps", "2"]) == 0
     assert cli.main(["predict", str(run), "test:0", "--eps", "10"]) == 0
-    assert "times the scale of each feature" in capsys.readouterr().out
+    assert "up to radius=0.2, area=10, fractal dimension=0.0001, in" in capsys.readouterr().out
+    assert cli.main(["predict", str(run), "test:0", "--eps", "radius=0.3,area=2"]) == 0
+    assert "up to radius=0.3, area=2, in" in capsys.readouterr().out
     assert cli.main(["data", str(FILE)]) == 0
     assert "fractal dimension" in capsys.readouterr().out
     props = ["--vnnlib", str(tmp_path / "props"), "--limit", "1"]
@@ -79,6 +82,18 @@ def test_commands_work_on_tables(run: Path, tmp_path: Path, capsys: pytest.Captu
     page = (run / "report.html").read_text("utf-8")
     assert '"features":{"names":[["radius"' in page
     assert cli.main(["compare", str(run), str(run)]) in (0, 2)
+
+
+def test_radii_by_name_replace_those_of_the_training(run: Path) -> None:
+    opened, test = advibp.open_run(run), advibp.data.load(FILE).test
+    radii = {"radius": 0.5, "area": 20.0}
+    predicted = opened.predict(test.x[:20], eps=radii)
+    proved = {record.index for record in opened.certify(radii, limit=20, out=None) if record.verdict == "robust"}
+    assert {i for i, p in enumerate(predicted) if p.certified and p.index == test.y[i]} == proved
+    attacked = opened.attack(radii, limit=20).x_adv
+    changes = (attacked - test.x[:20]).abs().amax(0)
+    allowed = torch.tensor([radii.get(name, 0.0) for name in advibp.data.load(FILE).feature_names])
+    assert (changes <= allowed * (1 + 1e-4) + 1e-4).all()
 
 
 def test_another_set_is_another_run(run: Path) -> None:
@@ -146,3 +161,40 @@ def test_resume_with_other_names_is_refused(tmp_path: Path) -> None:
             advibp.train(
                 net, data, warmup_natural=0.5, warmup_adversarial=0, show=advibp.Silent(), resume=True, **options
             )
+
+
+def test_radii_by_name_on_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["certify", str(run), "--limit", "4", "--steps", "2", "--json"]
+    assert cli.main([*command, "--eps", "radius=1,area=50"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert [row["eps"] for row in facts["eps"]] == [50]
+    test = advibp.data.load(FILE).test.take(4)
+    expected = advibp.open_run(run).certify({"radius": 1, "area": 50}, data=test, attack=advibp.Attack(steps=2))
+    assert facts["eps"][0]["verdicts"] == dict(expected.counts(50.0))
+    assert cli.main(["predict", str(run), "test:0", "--eps", "radius=1,area=50", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["eps"] == 50
+    for wrong, word in ((["rdius=1"], "did you mean 'radius'?"), (["radius=1", "area=2"], "one value")):
+        assert cli.main([*command, "--eps", *wrong]) == 2
+        assert word in capsys.readouterr().err
+
+
+def test_reordered_columns_are_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [line.split(",") for line in FILE.read_text().splitlines()]
+    other = tmp_path / "other.csv"
+    other.write_text("\n".join(",".join([row[1], row[0], *row[2:]]) for row in rows) + "\n")
+    assert cli.main(["certify", str(run), "--data", str(other)]) == 2
+    message = capsys.readouterr().err
+    assert "another order: column 1 is 'texture', but the network expects 'radius'" in " ".join(message.split())
+    with pytest.raises(UserError, match="another order"):
+        advibp.open_run(run).certify(data=advibp.data.load(other).test)
+    renamed = tmp_path / "renamed.csv"
+    renamed.write_text("\n".join(",".join(["size" if n == "radius" else n for n in row]) for row in rows) + "\n")
+    assert cli.main(["certify", str(run), "--data", str(renamed)]) == 2
+    assert "rename or add radius" in " ".join(capsys.readouterr().err.split())
+
+
+def test_columns_that_are_called_like_unnamed_ones() -> None:
+    check_features(["a", "b"], ["x0", "x1"], "table")  # an array has these names
+    check_features(["x0", "x1"], ["a", "b"], "table")
+    with pytest.raises(UserError, match="another order: column 1 is 'x1', but the network expects 'x0'"):
+        check_features(["x0", "x1", "x2"], ["x1", "x0", "x2"], "table")

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shlex
 import signal
 import sys
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from advibp.cli.certify_command import attack_options, certify_options
-from advibp.cli.compare_command import compare_options
-from advibp.cli.completion_command import completion_options
-from advibp.cli.console import output_of
-from advibp.cli.data_command import data_options
-from advibp.cli.export_command import export_options
-from advibp.cli.list_commands import methods_options, nets_options, recipes_options
-from advibp.cli.log_output import log_to_stderr
 from advibp.cli.parser import Parser, examples, one_line
-from advibp.cli.predict_command import predict_options
-from advibp.cli.report_command import report_options
-from advibp.cli.reproduce_command import reproduce_options
-from advibp.cli.sweep_command import sweep_options
-from advibp.cli.train_command import train_options
-from advibp.cli.watch_command import watch_options
 from advibp.errors import UserError
 from advibp.execution.allocator import keep_freed_memory
-from advibp.runs.stopping import Stopped
-from advibp.verify import CollapseWarning
+from advibp.execution.process_clock import process_start
 from advibp.version import __version__
 
 
@@ -37,9 +24,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0: success. 1: `certify --onnx` timed out. 2: the user's input was wrong. 130: Ctrl-C. 143: SIGTERM.
     """
-    args = parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = parser(words[:1]).parse_args(words)
     keep_freed_memory()
-    args.typed = shlex.join(["advibp", *(sys.argv[1:] if argv is None else argv)])
+    args.typed, args.is_program = shlex.join(["advibp", *words]), argv is None
+    args.started = process_start() if argv is None else time.monotonic()
+    # Imported now, because these modules import torch, which takes more than a second.
+    from advibp.cli.console import output_of
+    from advibp.cli.log_output import log_to_stderr
+    from advibp.runs.stopping import Stopped
+    from advibp.verify import CollapseWarning
+
     try:
         with warnings.catch_warnings(), log_to_stderr(), output_of(args):
             warnings.simplefilter("ignore", CollapseWarning)  # the commands print these messages themselves
@@ -74,28 +69,36 @@ def _print_error(message: str) -> int:
     return 2
 
 
-#: Name, help in the list of commands, and the function that adds the options.
-COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
-    "train": ("train a network and save it in a folder", train_options),
-    "sweep": ("train and certify several runs, and print one table", sweep_options),
-    "certify": ("verify test images, or a VNN-LIB property", certify_options),
-    "attack": ("attack test images", attack_options),
-    "predict": ("classify images and prove their classes", predict_options),
-    "report": ("write a web page about runs", report_options),
-    "reproduce": ("reproduce a table or figure of the paper", reproduce_options),
-    "export": ("export a trained network as an ONNX file", export_options),
-    "compare": ("compare runs", compare_options),
-    "watch": ("show the progress of runs", watch_options),
-    "data": ("list, download, check or describe data sets", data_options),
-    "nets": ("list networks, or show the layers of one", nets_options),
-    "methods": ("list training methods, or describe one", methods_options),
-    "recipes": ("list recipes, or print one", recipes_options),
-    "completion": ("print a script for the completion of commands", completion_options),
+#: Name, help in the list of commands, and the function that adds the options, as module:function.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "train": ("train a network and save it in a folder", "train_command:train_options"),
+    "sweep": ("train and certify several runs, and print one table", "sweep_command:sweep_options"),
+    "tune": ("search recipe keys on validation images", "tune_command:tune_options"),
+    "certify": ("verify test images, or a VNN-LIB property", "certify_command:certify_options"),
+    "attack": ("attack test images", "certify_command:attack_options"),
+    "predict": ("classify images and prove their classes", "predict_command:predict_options"),
+    "report": ("write a web page about runs", "report_command:report_options"),
+    "reproduce": ("reproduce a table or figure of the paper", "reproduce_command:reproduce_options"),
+    "export": ("export a trained network as an ONNX file", "export_command:export_options"),
+    "compare": ("compare runs", "compare_command:compare_options"),
+    "watch": ("show the progress of runs", "watch_command:watch_options"),
+    "data": ("list, download, check or describe data sets", "data_command:data_options"),
+    "nets": ("list networks, or show the layers of one", "list_commands:nets_options"),
+    "methods": ("list training methods, or describe one", "list_commands:methods_options"),
+    "recipes": ("list recipes, or print one", "list_commands:recipes_options"),
+    "completion": ("print a script for the completion of commands", "completion_command:completion_options"),
 }
+#: A command that needs the options of all commands.
+_NEEDS_ALL = "completion"
 
 
-def parser() -> Parser:
-    """Return the parser of all commands."""
+def parser(words: Sequence[str] | None = None) -> Parser:
+    """Return the parser of all commands.
+
+    Args:
+        words: the first words of the command line. Only the options of the command that they name are added, because
+            the others need imports that take seconds. Default: the options of all commands.
+    """
     top = Parser(
         prog="advibp",
         description="Train neural networks with certified robustness, attack them, and verify them image by image.",
@@ -107,7 +110,11 @@ def parser() -> Parser:
     )
     top.add_argument("--version", action="version", version=f"advibp {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
-    for name, (description, add_options) in COMMANDS.items():
-        add_options(commands.add_parser(name, help=description))
+    every = words is None or _NEEDS_ALL in words
+    for name, (description, place) in COMMANDS.items():
+        command = commands.add_parser(name, help=description)
+        if every or name in (words or ()):
+            module, _, function = place.partition(":")
+            getattr(importlib.import_module(f"advibp.cli.{module}"), function)(command)
     top.set_defaults(top=top)
     return top

@@ -20,16 +20,17 @@ from advibp.cli.console import (
     NOTES,
     OUT,
     count,
-    fraction,
     print_json,
     print_warnings,
     progress_console,
+    radius_or_radii,
     refuse_ignored,
     stage_of,
 )
 from advibp.cli.named_inputs import Test, own_net
 from advibp.cli.parser import Parser, examples, output_options
 from advibp.cli.property_command import property_options, run_property
+from advibp.data.features import check_features, radii_of_features
 from advibp.display.eps import format_eps
 from advibp.display.progress import Counting
 from advibp.errors import UserError
@@ -89,7 +90,11 @@ def run_options(run_parser: Parser, command: Any) -> None:
     output_options(run_parser)
     run_parser.add_argument("run", nargs="?" if command is run_certify else None, help="folder of a finished run")
     run_parser.add_argument(
-        "--eps", nargs="+", type=fraction, help="radii, such as 0.1 0.2 or 8/255; default: the run's eps"
+        "--eps",
+        nargs="+",
+        type=radius_or_radii,
+        help="radii, such as 0.1 0.2 or 8/255, or one radius for each feature, such as age=0.1,income=500; default: "
+        "the run's eps",
     )
     if command is run_certify:
         names = ", ".join(VERIFIERS)
@@ -173,10 +178,10 @@ def run_certify(args: argparse.Namespace) -> int:
         return run_property(args)
     if args.run is None:
         raise UserError("There is nothing to certify; give the folder of a run, or --onnx NET --vnnlib PROPERTY.")
-    refuse_ignored(args, ("timeout", "result"), "without --onnx and --vnnlib")
+    refuse_ignored(args, ("timeout", "result", "trace"), "without --onnx and --vnnlib")
     attack = _attack(args)
     net, recipe, test, around = _open(args)
-    eps, out = _radii(args.eps, recipe, around), Path(args.run) / _folder_name(args)
+    (eps, around), out = _radii(args.eps, recipe, around, test), Path(args.run) / _folder_name(args)
     if args.radius:
         refuse_ignored(args, ("eps", "sample", "budget", "workers"), "with --radius, which tries every eps")
         _print_radii(net, test, attack, out, args, around, recipe)
@@ -232,7 +237,8 @@ def run_attack(args: argparse.Namespace) -> None:
     attack = _attack(args)
     rows: list[dict[str, Any]] = []
     table = Table("eps", "images", "standard error", "attack error", title=escape(f"{args.run}: {attack}"))
-    for eps in _radii(args.eps, recipe, around):
+    radii_of_all, around = _radii(args.eps, recipe, around, test)
+    for eps in radii_of_all:
         with Counting("attacking", progress_console()) as counting:
             result = attack_all(net, test, eps, attack, seed=args.seed, progress=counting.progress, perturbation=around)
         file = Path(args.run) / "attack" / f"eps-{eps:g}.safetensors"
@@ -327,6 +333,7 @@ def _open(args: argparse.Namespace) -> tuple[nn.Module, Recipe, Test, Perturbati
             f"{args.data or data.name} has {data.classes} classes and images of shape {list(data.input_shape)}, but "
             f"the network was trained for {facts['classes']} and {facts['input_shape']}; give other --data."
         )
+    check_features(facts.get("feature_names"), data.feature_names, args.data or data.name)
     args.device = resolve_device(args.device)
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -334,9 +341,20 @@ def _open(args: argparse.Namespace) -> tuple[nn.Module, Recipe, Test, Perturbati
     return net.to(args.device), recipe, test, recipe.perturbation(data)
 
 
-def _radii(options: list[float] | None, recipe: Recipe, around: Perturbation) -> list[float]:
-    """The radii of --eps, or the run's eps."""
-    return [check_eps(eps, 1.0 if around.is_pixels else math.inf) for eps in options or [recipe.eps]]
+def _radii(
+    options: list[float | dict[str, str]] | None, recipe: Recipe, around: Perturbation, test: Test
+) -> tuple[list[float], Perturbation]:
+    """The radii of --eps, or the run's eps, and the set of allowed changes. Radii by name replace the run's scale."""
+    named = [option for option in options or () if isinstance(option, dict)]
+    if named:
+        if len(options or ()) > 1:
+            raise UserError(
+                "--eps has radii by name of the feature, so it takes one value; call the command once each."
+            )
+        names = getattr(test, "feature_names", None)
+        eps, around = Perturbation.from_radii(radii_of_features(named[0], names), around.low, around.high)
+        return [eps], around
+    return [check_eps(eps, 1.0 if around.is_pixels else math.inf) for eps in options or [recipe.eps]], around
 
 
 def _table(certificate: Certificate, title: str) -> Table:

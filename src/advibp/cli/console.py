@@ -18,6 +18,7 @@ from advibp.display.progress import hidden_progress
 from advibp.display.terminal import Terminal, printable
 from advibp.errors import UserError
 from advibp.parsers import integer, number
+from advibp.recipe.input_set import by_name
 
 #: Prints the result of a command on stdout. With --json it prints nothing; see `print_json`.
 OUT = Terminal(highlight=False, width=None if sys.stdout.isatty() else 120)
@@ -71,6 +72,16 @@ def fraction(text: str) -> float:
         return float(number(-1e9)(text))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number; write 0.3 or 8/255") from None
+
+
+def radius_or_radii(text: str) -> float | dict[str, str]:
+    """Parse a number such as 0.3 or 8/255, or radii by name of the feature such as age=0.1,income=500."""
+    if "=" not in text:
+        return fraction(text)
+    try:
+        return by_name(text, "eps")
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def count(text: str, least: int = 1) -> int:

@@ -14,7 +14,7 @@ from advibp.cli.console import OUT, count, print_json, shape_of
 from advibp.cli.parser import examples, output_options
 from advibp.errors import UserError, suggestion
 from advibp.methods import METHODS
-from advibp.objectives import Context, Objective, Settings, cost_of
+from advibp.objectives import Context, Objective, Settings, joint_cost
 from advibp.recipe import Recipe, shipped
 
 
@@ -96,6 +96,7 @@ def run_methods(args: argparse.Namespace) -> None:
         title="Training methods, with the columns of the paper's Table 1",
         caption="E: efficient. R: robust against attacks. P: provably robust. W: no weights to tune.\n"
         "cost: forward passes per step, for 10 classes: in the ramp / after it (colt: / in its stages).\n"
+        "no bound: the upper loss approximates the robust loss. The network is still proved by the verifier.\n"
         "Details: advibp methods NAME. Your own method: advibp train --method file.py:NAME",
         box=SIMPLE_HEAD,
         pad_edge=False,
@@ -103,7 +104,7 @@ def run_methods(args: argparse.Namespace) -> None:
     for name, method in METHODS.items():
         marks = [_mark(value) for value in method.properties]
         cells = [name, method.description, method.verifier or "-", *marks, _cost(name), method.limitations]
-        table.add_row(*cells, end_section=name == "shi-ibp")
+        table.add_row(*cells, end_section=name in ("shi-ibp", "exp-ibp"))
     OUT.print(table)
 
 
@@ -117,7 +118,7 @@ def _cost(name: str) -> str:
     contexts = [Context(ramped=ramped, settings=settings) for ramped in (0.5, 1.0)]
     if recipe.stages:
         contexts.append(Context(latent=True, settings=settings))
-    costs = [f"{cost_of(method.lower, context) + cost_of(method.upper, context):g}" for context in contexts]
+    costs = [f"{joint_cost(method.lower, method.upper, context):g}" for context in contexts]
     return " / ".join(dict.fromkeys(costs))
 
 
@@ -132,6 +133,9 @@ def _show_method(name: str, as_json: bool) -> None:
         "loss": method.description,
         "lower loss": _description(method.lower),
         "upper loss": _description(method.upper),
+        "bound": ""
+        if method.upper_is_bound
+        else "no: the upper loss is an approximation, not a bound of the robust loss",
         "weights": str(method.weighting) if method.lower and method.upper else "",
         "stages": {None: "", "box": "in latent boxes", "zonotope": "in latent zonotopes"}[method.latent],
         "verifier": method.verifier,
@@ -153,6 +157,7 @@ def _method_facts(name: str) -> dict[str, Any]:
         "loss": method.description,
         "lower_loss": _description(method.lower),
         "upper_loss": _description(method.upper),
+        "upper_is_bound": method.upper_is_bound if method.upper else None,
         "weighting": str(method.weighting) if method.lower and method.upper else None,
         "stages": method.latent,
         "verifier": method.verifier or None,

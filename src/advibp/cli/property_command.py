@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,10 +18,12 @@ import torch
 
 from advibp.cli.console import print_json, refuse_ignored
 from advibp.cli.parser import one_line
+from advibp.cli.supervised import run_supervised
 from advibp.errors import UserError
 from advibp.execution.device import resolve_device
 from advibp.storage import checkpoint
 from advibp.verify.certification import arithmetic_of
+from advibp.verify.exact.trace import Trace
 from advibp.vnncomp import Finding, decide, load_onnx, read_vnnlib
 from advibp.vnncomp.vnnlib.vnnlib_file import counterexample_text
 
@@ -32,7 +35,8 @@ _IGNORED = (
     "attack", "attack_steps", "attack_step_size", "attack_restarts", "attack_loss", "seed",
 )  # fmt: skip
 
-_GRACE = 0.5  # seconds after the deadline, in which a search that checks the time can finish
+#: Seconds after the deadline, in which a search that checks the time can finish.
+_GRACE = 0.2
 
 
 def property_options(certify: argparse.ArgumentParser) -> None:
@@ -40,15 +44,36 @@ def property_options(certify: argparse.ArgumentParser) -> None:
     files.add_argument("--onnx", metavar="NET", help="the network, an .onnx file")
     files.add_argument("--vnnlib", metavar="PROPERTY", help="the unsafe behavior, a .vnnlib or .vnnlib.gz file")
     files.add_argument("--timeout", type=float, metavar="SECONDS", help="time limit; default: none")
+    files.add_argument(
+        "--trace", action="store_true", help="show what the search did: time of each method, bound over time"
+    )
     files.add_argument("--result", metavar="FILE", help="also write the verdict and the counterexample to this file")
 
 
 def run_property(args: argparse.Namespace) -> int:
-    """Print sat, unsat, unknown, timeout or error as the last line; a counterexample comes before sat."""
+    """Print sat, unsat, unknown, timeout or error as the last line; a counterexample comes before sat.
+
+    The time limit starts with the process, if the command line is its program.
+    """
+    deadline = args.started + (math.inf if args.timeout is None else args.timeout)
+    if not args.is_program or math.isinf(deadline) or math.isnan(deadline) or not hasattr(os, "fork"):
+        return _run(args, deadline, lambda: None)
+    return run_supervised(
+        lambda before_output: _run(args, deadline, before_output),
+        deadline + _GRACE,
+        lambda: _print(args, Finding("timeout")),
+    )
+
+
+def _run(args: argparse.Namespace, deadline: float, before_output: Callable[[], None]) -> int:
+    """Decide the property and print the result. `before_output` is called before it is printed."""
     try:
-        result = _decide(args)
-        if args.result:
-            checkpoint.write_atomically(Path(args.result), f"{result.verdict}\n{_counterexample(result)}")
+        try:
+            trace = Trace()
+            result = _decide(args, deadline, trace)
+        finally:
+            before_output()
+        return _print(args, result, trace)
     except UserError as error:
         return _print_error(str(error))
     except OSError as error:
@@ -56,15 +81,23 @@ def run_property(args: argparse.Namespace) -> int:
     except Exception:
         traceback.print_exc()
         return _print_error("this is a bug in advibp; please report the lines above.")
+
+
+def _print(args: argparse.Namespace, result: Finding, trace: Trace | None = None) -> int:
+    if args.result:
+        checkpoint.write_atomically(Path(args.result), f"{result.verdict}\n{_counterexample(result)}")
     if args.json:
         x, y = (None if part is None else part.flatten().tolist() for part in (result.x, result.y))
-        print_json({"verdict": result.verdict, "x": x, "y": y})
+        traced = {"trace": trace.summary()} if args.trace and trace is not None else {}
+        print_json({"verdict": result.verdict, "x": x, "y": y, **traced})
     else:
+        if args.trace and trace is not None:
+            print("\n".join(trace.lines()))
         print(f"{_counterexample(result)}{result.verdict}")
     return _EXIT_CODES[result.verdict]
 
 
-def _decide(args: argparse.Namespace) -> Finding:
+def _decide(args: argparse.Namespace, deadline: float, trace: Trace) -> Finding:
     if args.run or not (args.onnx and args.vnnlib):
         raise UserError("Give --onnx NET and --vnnlib PROPERTY together, and no run.")
     refuse_ignored(args, _IGNORED, "with --onnx and --vnnlib")
@@ -74,16 +107,16 @@ def _decide(args: argparse.Namespace) -> Finding:
         raise UserError(f"the folder {Path(args.result).parent} does not exist; create it first.")
     if args.threads:
         torch.set_num_threads(args.threads)
-    deadline = time.monotonic() + (math.inf if args.timeout is None else args.timeout)
-    net = load_onnx(args.onnx)
     try:
         with _time_limit(deadline + _GRACE):
+            net = load_onnx(args.onnx)
             prop = read_vnnlib(args.vnnlib)
             if not prop.cases:
                 print("note: the constraints contradict each other, so the property is unsat.", file=sys.stderr)
             net = net.to(resolve_device(args.device))
             real = arithmetic_of(net, args.arithmetic) == "real"
-            return decide(net, net.input_shape, prop, seconds=deadline - time.monotonic(), real=real)
+            seconds = deadline - time.monotonic()
+            return decide(net, net.input_shape, prop, seconds=seconds, real=real, trace=trace)
     except _TimeOver:
         return Finding("timeout")
 

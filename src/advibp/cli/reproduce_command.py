@@ -40,7 +40,8 @@ def reproduce_options(parser: argparse.ArgumentParser) -> None:
         "--scale",
         choices=SCALES,
         default="fast",
-        help="tiny: seconds per run; fast: the default recipe, about an hour per run; paper: the paper's epochs",
+        help="tiny: seconds per run; fast: the default recipe with one warm-up epoch of each kind, about an hour per "
+        "run; paper: the paper's epochs",
     )
     parser.add_argument("--model", nargs="+", default=[], metavar="NET", help="networks; default: the table's")
     parser.add_argument("--eps", nargs="+", default=[], type=fraction, help="test radii; default: the table's")

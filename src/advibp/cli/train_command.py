@@ -144,10 +144,11 @@ def run_train(args: argparse.Namespace) -> None:
         source = data_source(out, begun) if args.data in (None, begun.data) else args.data
     data = load_data(recipe, source, recipe.limit)
     net = first_net(recipe, data, weights=not RunFolder(out).has_weights)
+    inputs = "images" if len(data.input_shape) == 3 else "rows" if len(data.input_shape) == 1 else "inputs"
     NOTES.print(
-        f"[bold]{recipe.method}[/] on {escape(data.name)} ({len(data.train):,} images), {escape(recipe.net)} "
+        f"[bold]{recipe.method}[/] on {escape(data.name)} ({len(data.train):,} {inputs}), {escape(recipe.net)} "
         f"({sum(p.numel() for p in net.parameters()):,} parameters), eps {format_eps(recipe.eps)}, "
-        f"{recipe.epochs:g} epochs{_and_stages(recipe)} -> {escape(str(out))}",
+        f"{recipe.epochs:g} epoch{'' if recipe.epochs == 1 else 's'}{_and_stages(recipe)} -> {escape(str(out))}",
         soft_wrap=True,
     )
     NOTES.print("std.err, verified: standard and IBP verified error on the validation images\n", style="dim")
@@ -156,7 +157,7 @@ def run_train(args: argparse.Namespace) -> None:
     run = train(net, data, recipe=recipe, method=method, out=out, resume=args.resume, show=show, callbacks=callbacks)
     if args.json:
         print_json({"run": out, **run.summary})
-    NOTES.print(f"\ntrained in {run.summary['seconds'] / 60:.1f} minutes")
+    NOTES.print(f"\ntrained in {_duration(run.summary['seconds'])}")
     if args.quiet:
         OUT.print(str(out), markup=False, soft_wrap=True)
     print_warnings(run.summary["warnings"])
@@ -166,6 +167,10 @@ def run_train(args: argparse.Namespace) -> None:
 def user_method(name: str | None) -> Method | None:
     """Load the method of --method file.py:NAME; None for the name of a known method."""
     return None if name is None or name in METHODS or ":" not in name else method_at(name)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} seconds" if seconds < 60 else f"{seconds / 60:.1f} minutes"
 
 
 def _and_stages(recipe: Recipe) -> str:

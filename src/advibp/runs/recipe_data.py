@@ -8,7 +8,13 @@ from advibp.recipe import Recipe
 
 
 def load_data(
-    recipe: Recipe, source: str, limit: int | None, root: str | None = None, *, validate: bool = True
+    recipe: Recipe,
+    source: str,
+    limit: int | None,
+    root: str | None = None,
+    *,
+    validate: bool = True,
+    test: bool = True,
 ) -> datasets.Data:
     """Load a data set with the options of a recipe.
 
@@ -18,6 +24,7 @@ def load_data(
         limit: number of training images; None for all.
         root: folder of data sets; by default the recipe's data_root.
         validate: hold out training images for validation.
+        test: read the test images; otherwise the test set is empty.
     """
     with Fetching() as fetching:
         return datasets.load(
@@ -27,5 +34,6 @@ def load_data(
             root=root or recipe.data_root,
             size=recipe.size,
             label=recipe.label,
+            test=test,
             progress=fetching.progress,
         )

@@ -9,6 +9,7 @@ from typing import Any
 from advibp.errors import UserError
 from advibp.parsers import number
 from advibp.recipe import Recipe, current_keys
+from advibp.recipe.later_keys import LaterKeys
 from advibp.storage import checkpoint
 from advibp.storage.run_folder import RunFolder
 from advibp.training import Training
@@ -116,7 +117,8 @@ def check_same_run(folder: RunFolder, recipe: Recipe) -> None:
 def _check_same(path: Path, stored: dict[str, Any], recipe: Recipe, ignored: tuple[str, ...]) -> None:
     requested = recipe.as_dict()
     # Runs of releases without these keys have the defaults.
-    stored = {key: getattr(Recipe, key) for key in ("eps_scale", "input_range")} | stored
+    later = ("eps_scale", "input_range", *LaterKeys.__dataclass_fields__)
+    stored = {key: getattr(Recipe, key) for key in later} | stored
     if stored.get("epochs") in recipe.extended:  # compare with the recipe before the extension
         requested["extended"] = [e for e in recipe.extended if e < stored["epochs"]]
         requested["epochs"] = stored["epochs"]
@@ -140,7 +142,7 @@ def save(folder: RunFolder, training: Training, facts: dict[str, Any]) -> None:
     folder.save_checkpoint(training.steps, tensors, facts)
 
 
-_GROUPS = ("net", "optimizer", "weighting")
+_GROUPS = ("net", "optimizer", "weighting", "average")
 
 
 def restore(folder: RunFolder, training: Training) -> tuple[dict[str, Any], list[str]]:

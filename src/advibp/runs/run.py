@@ -14,6 +14,7 @@ from torch import nn
 
 from advibp.bounds import Perturbation
 from advibp.data import Data, Split, as_images
+from advibp.data.features import check_features, radii_of_features
 from advibp.data.user_data import Images
 from advibp.display.object_summary import Summarized
 from advibp.errors import UserError
@@ -118,10 +119,7 @@ class Run(Summarized):
         images = self._images(data, limit)
         if data is None and self.path is not None:
             options = {"out": self.path / "certify", **options}
-        around = self.perturbation
-        if isinstance(eps, Mapping):  # which has a scale of its own
-            around = Perturbation(around.low, around.high)
-        options = {"perturbation": around, **options}
+        options = {"perturbation": self._around(eps), **options}
         return certify(self.net, images, self.recipe.eps if eps is None else eps, **options)
 
     def attack(
@@ -136,7 +134,7 @@ class Run(Summarized):
         """Attack the test images of the run.
 
         Args:
-            eps: the radius. Default: the run's eps.
+            eps: the radius, or a mapping from names of features to radii. Default: the run's eps.
             data: other images with labels, as in `certify`. Default: the test images of the run.
             limit: use only the first images. Default: all.
             attack: the attack. Default: PGD with 200 steps.
@@ -154,9 +152,11 @@ class Run(Summarized):
             print(result.broken.float().mean())
             ```
         """
-        around = self.perturbation
+        around, images = self._around(eps), self._images(data, limit)
+        if isinstance(eps, Mapping):
+            radii = radii_of_features(eps, self.facts.get("feature_names"))
+            eps, around = Perturbation.from_radii(radii, around.low, around.high)
         radius = check_eps(self.recipe.eps if eps is None else eps, 1.0 if around.is_pixels else math.inf)
-        images = self._images(data, limit)
         with preserve_modes(self.net):
             return attack_all(self.net.eval(), images, radius, attack or Attack(), seed=seed, perturbation=around)
 
@@ -167,6 +167,7 @@ class Run(Summarized):
                 raise UserError("The run has no folder, so its images are not known; give data.")
             data = load_run_data(self.path, self.recipe)[0]
         images = as_images(self.data if data is None else data)
+        check_features(self.facts.get("feature_names"), getattr(images, "feature_names", None), "data")
         if limit is None:
             return images
         x, y = images.batch(torch.arange(min(limit, len(images))))
@@ -193,10 +194,15 @@ class Run(Summarized):
         for message in self.summary.get("warnings") or []:
             warnings.warn(str(message), CollapseWarning, stacklevel=2)
         names = {"class_names": self.facts.get("class_names"), "input_shape": self.facts.get("input_shape")}
-        around = self.perturbation
+        around = self._around(options.get("eps"))
         known = {**names, "perturbation": around, "feature_names": self.facts.get("feature_names")}
         known["most"] = None if around.widest() < math.inf else 10 * self.recipe.eps
         return Predictor(self.net, **{**known, **options})
+
+    def _around(self, eps: Any) -> Perturbation:
+        """The set of the training; without its scale if eps names features, because it then has a scale of its own."""
+        around = self.perturbation
+        return Perturbation(around.low, around.high) if isinstance(eps, Mapping) else around
 
     @property
     def perturbation(self) -> Perturbation:

@@ -72,7 +72,6 @@ class Runner:
                 self._stop()
             self._save_stage()
             metrics = self._epoch()
-            self._save_best(metrics)
             self.history.append(metrics)
             if folder and events:
                 folder.log(metrics)
@@ -88,7 +87,8 @@ class Runner:
         self._save_stage()
         if events:
             events.close()
-        self._load_best()
+        if not self._load_best():
+            training.adopt_evaluation_weights()
         return _finish(training, folder, self.history, self._seconds(), self.best, stopped)
 
     def _notify(self, event: str, facts: dict[str, Any]) -> None:
@@ -122,10 +122,12 @@ class Runner:
             if self.stop.signal:
                 self._stop()
         training.check_weights()
-        metrics = {"epoch": number, **self.means.means()}
+        metrics = {"epoch": number, **self.means.means(), **_bound_note(training)}
         self.means = EpochMeans()
-        validated = training.validate()
-        metrics |= {"standard_error": validated.standard_error, "verified_error": validated.verified_error}
+        with training.evaluation_weights():
+            validated = training.validate()
+            metrics |= {"standard_error": validated.standard_error, "verified_error": validated.verified_error}
+            self._save_best(metrics)
         return metrics
 
     def _save(self, **more: Any) -> None:
@@ -160,11 +162,14 @@ class Runner:
         if self.folder:
             checkpoint.save(self.folder.best(metrics["epoch"]), self.best_weights, self.best)
 
-    def _load_best(self) -> None:
-        if self.best and self.training.recipe.select == "best":
-            if self.best_weights is None and self.folder:
-                self.best_weights = self._stored_best(self.folder.best(self.best["epoch"]))
-            self.training.net.load_state_dict(self.best_weights or {})
+    def _load_best(self) -> bool:
+        """Load the best weights with select=best. Return whether there are any."""
+        if not self.best or self.training.recipe.select != "best":
+            return False
+        if self.best_weights is None and self.folder:
+            self.best_weights = self._stored_best(self.folder.best(self.best["epoch"]))
+        self.training.net.load_state_dict(self.best_weights or {})
+        return True
 
     def _stored_best(self, file: Path) -> dict[str, Tensor]:
         try:
@@ -183,7 +188,13 @@ class Runner:
         """Save the network at the end of each layer-wise stage, so that it can be certified."""
         stage = self._finished_stage()
         if self.folder and stage is not None:
-            self.folder.save_stage(stage, self.training.net.state_dict(), _model_facts(self.training))
+            with self.training.evaluation_weights():
+                self.folder.save_stage(stage, self.training.net.state_dict(), _model_facts(self.training))
+
+
+def _bound_note(training: Training) -> dict[str, bool]:
+    """Return a note that the upper loss is no bound of the robust loss; {} if it is one."""
+    return {} if training.method.upper_is_bound else {"upper_is_bound": False}
 
 
 def _parameters(training: Training) -> int:
@@ -212,6 +223,7 @@ def _finish(
     summary = {
         "command": how_to_train(recipe, folder.path if folder else None) if training.data.origin else None,
         "method": recipe.method,
+        **_bound_note(training),
         "net": recipe.net,
         "data": recipe.data,
         "eps": recipe.eps,
@@ -239,10 +251,11 @@ def _collapse(training: Training) -> list[str]:
     """Return warnings about a collapsed network, from its predictions of the validation images."""
     validated = training.validate()
     labels, predictions = validated.labels.tolist(), validated.predictions.tolist()
-    if messages := collapse_messages(labels, predictions):
+    names, what = training.data.class_names, f"validation {'rows' if len(training.data.input_shape) == 1 else 'images'}"
+    if messages := collapse_messages(labels, predictions, names, what):
         return messages
     right = int((validated.predictions == validated.labels).sum())
-    message = guessing_message(labels, right, "accuracy on the validation images")
+    message = guessing_message(labels, right, f"accuracy on the {what}", names)
     return [message] if message else []
 
 

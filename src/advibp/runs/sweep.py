@@ -156,6 +156,8 @@ def _measure(options: Sweep, evaluation: Evaluation, recipe: Recipe, path: Path,
     folder = RunFolder(path)
     recipe = with_stored_split(folder, recipe)
     data = options.load(recipe)
+    around = recipe.perturbation(data)
+    eps = [check_eps(e, 1.0 if around.is_pixels else math.inf) for e in evaluation.eps or [recipe.eps]]
     method = options.methods.get(recipe.method)
     if options.seconds is not None and folder.exists:  # its epochs were set when it started
         stored = recipe_of(folder)
@@ -165,7 +167,7 @@ def _measure(options: Sweep, evaluation: Evaluation, recipe: Recipe, path: Path,
         recipe = shorten(recipe, 0.9 * options.seconds, estimate_seconds(first_net(recipe, data), data, recipe, method))
     net = train_or_open(recipe, data, path, method=method, show=show)
     # Validation images have a folder of their own, because readers of `certify` take its images for test images.
-    eps, certificates, around = list(evaluation.eps or [recipe.eps]), {}, recipe.perturbation(data)
+    certificates = {}
     if len(data.validation):
         folder_of_validation = path / "certify-validation"
         certificates["validation"] = evaluate(
@@ -193,7 +195,15 @@ def _measure(options: Sweep, evaluation: Evaluation, recipe: Recipe, path: Path,
     }
 
 
-def train_or_open(recipe: Recipe, data: Data, path: Path, *, method: Method | None = None, show: Display) -> nn.Module:
+def train_or_open(
+    recipe: Recipe,
+    data: Data,
+    path: Path,
+    *,
+    method: Method | None = None,
+    show: Display,
+    callbacks: Sequence[object] = (),
+) -> nn.Module:
     """Return the trained network of a recipe: open a finished run, continue an interrupted one, or train."""
     folder = RunFolder(path)
     net = first_net(recipe, data, weights=not folder.has_weights)
@@ -202,7 +212,7 @@ def train_or_open(recipe: Recipe, data: Data, path: Path, *, method: Method | No
     if folder.finished:
         open_with_facts(path, net)
     else:
-        train(net, data, recipe=recipe, method=method, out=path, resume=True, show=show)
+        train(net, data, recipe=recipe, method=method, out=path, resume=True, show=show, callbacks=callbacks)
     return net
 
 

@@ -169,9 +169,10 @@ HEADER = (
 
 
 def eps_at(phase: str, eps: float) -> str:
-    """Return eps_t as text with four digits; as 8/255 once it is eps_train and such a fraction."""
+    """Return eps_t as text with up to four decimals; as 8/255 once it is eps_train and such a fraction."""
     short = format_eps(eps) if phase in ("full", "latent") else ""
-    return short if "/" in short else f"{eps:.4f}"
+    digits = max(0, min(4, 5 - len(f"{eps:.0f}")))  # six characters, so that large radii of tables keep the columns
+    return short if "/" in short else f"{eps:.{digits}f}"
 
 
 def losses(step: Step) -> str:
