@@ -13,7 +13,7 @@ help:
 	@echo "make test     run the tests, with the same random numbers every time"
 	@echo "make fuzz     run property tests with new random numbers for FUZZ_MINUTES=30 minutes"
 	@echo "make docs     build the documentation as a site: site/index.html"
-	@echo "make bench    measure the time of a training step, as ratios (five minutes, on an idle machine)"
+	@echo "make bench    measure the time of training steps and of CROWN, as ratios (half an hour, on an idle machine)"
 	@echo "make endure   kill trainings and certifications a hundred times and check that nothing is lost (15 minutes)"
 	@echo "make lint     check style, types and the import contract"
 	@echo "make format   format the code"
@@ -49,6 +49,7 @@ endure: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/steps.py
+	$(BIN)/python benchmarks/crown.py --growth --json benchmarks/latest-crown.json
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """Latency of a prediction with a certificate, one image at a time, on one thread.
 
-    python benchmarks/predict.py
+    python benchmarks/predict.py [RUN]
 
 The median of many calls, in milliseconds and relative to a forward pass of the network. Run it on an idle machine.
 """
@@ -8,17 +8,24 @@ The median of many calls, in milliseconds and relative to a forward pass of the 
 from __future__ import annotations
 
 import statistics
+import sys
 import time
-import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import advibp
 
+RUN = "results/runs/mnist-dm-small-advibp-0.4-60e-s0"
 CALLS = 300
 EPS = 0.1
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("class and proof at eps", {"eps": EPS}),
+    ("class and radius, to 0.1 %", {}),
+    ("class and radius, to 1 %", {"tolerance": 0.01}),
+]
 
 
 def median_ms(call: Callable[[Tensor], object], images: Tensor) -> float:
@@ -35,30 +42,26 @@ def median_ms(call: Callable[[Tensor], object], images: Tensor) -> float:
 
 def main() -> None:
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore", advibp.CollapseWarning)
-    data = advibp.data.load("mnist", limit=5000)
-    net = advibp.nets.build("dm-small", data.input_shape, data.classes, seed=0)
-    # A short training, because the search for the radius depends on how the margins change with eps.
-    advibp.train(net, data, eps=EPS, method="ibp", epochs=3, show=advibp.Silent())
-    net.eval()
-    images = data.test.x[:CALLS]
+    run = advibp.open_run(sys.argv[1] if len(sys.argv) > 1 else RUN)
+    net, shape = run.net, run.facts["input_shape"]
+    images = advibp.data.load(run.recipe.data).test.x[:CALLS]
     with torch.no_grad():
         forward = median_ms(lambda x: net(x[None]), images)
-    print(f"{'call':42s} {'ms':>8s} {'forward passes':>15s}")
-    print(f"{'forward pass':42s} {forward:8.2f} {1:15.1f}")
+    print(f"{'call':52s} {'ms':>8s} {'forward passes':>15s}")
+    print(f"{'forward pass':52s} {forward:8.2f} {1:15.1f}")
     for fast in (False, True):
-        for name, options in (("class and proof at eps", {"eps": EPS}), ("class and radius", {})):
+        for name, options in CASES:
             start = time.perf_counter()
-            predictor = advibp.Predictor(net, input_shape=data.input_shape, fast=fast, **options)
+            predictor = advibp.Predictor(net, input_shape=shape, fast=fast, **options)
             prepared = time.perf_counter() - start
             ms = median_ms(predictor, images)
             label = f"{name}{', fast' * fast} (prepared in {prepared:.1f} s)"
-            print(f"{label:42s} {ms:8.2f} {ms / forward:15.1f}")
-    batch = advibp.Predictor(net, eps=EPS, input_shape=data.input_shape)
+            print(f"{label:52s} {ms:8.2f} {ms / forward:15.1f}")
+    batch = advibp.Predictor(net, eps=EPS, input_shape=shape)
     start = time.perf_counter()
     batch(images)
     ms = 1000 * (time.perf_counter() - start) / len(images)
-    print(f"{f'class and proof at eps, batch of {CALLS}':42s} {ms:8.2f} {ms / forward:15.1f}")
+    print(f"{f'class and proof at eps, batch of {CALLS}':52s} {ms:8.2f} {ms / forward:15.1f}")
 
 
 if __name__ == "__main__":

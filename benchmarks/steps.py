@@ -29,13 +29,15 @@ from advibp.recipe import Recipe
 from advibp.training import Training
 
 NETS = {"dm-small": 60, "cnn-small": 30, "dm-medium": 15}  # number of rounds
-METHODS = ["standard", "rs-fgsm", "ibp", "fixed", "advibp", "advcrown-ibp"]  # advcrown-ibp: halfway through the ramp
+METHODS = ["standard", "rs-fgsm", "ibp", "fixed", "advibp"]
+#: Methods with linear bounds, halfway through the ramp, where CROWN-IBP is used: with and without loss fusion.
+CROWN_IBP = [f"{method}, {fusion}" for method in ("crown-ibp", "advcrown-ibp") for fusion in ("fused", "unfused")]
 #: Only the IBP loss; the method "ibp" also has the regular loss.
 IBP = Method(name="ibp", description="IBP loss", upper=objectives.ibp)
 #: Numerators and denominators by name.
 RATIOS = {
     **{f"{method} / standard": ((method,), ("standard",)) for method in METHODS if method != "standard"},
-    "advcrown-ibp / advibp": (("advcrown-ibp",), ("advibp",)),
+    **{f"{method} / advibp": ((method,), ("advibp",)) for method in CROWN_IBP},
     "advibp / fixed": (("advibp",), ("fixed",)),
     "advibp / (rs-fgsm + ibp)": (("advibp",), ("rs-fgsm", "ibp")),
     "advibp / floor": (("advibp",), ("floor of advibp",)),
@@ -50,11 +52,12 @@ def mnist() -> data.Data:
 
 
 def training(net: str, method: str, batch: int = 256, **more: Any) -> Training:
-    """Return a training at full eps; for advcrown-ibp in the ramp, where its steps are expensive."""
+    """Return a training at full eps, or in the ramp for a method of CROWN_IBP."""
     options: dict[str, Any] = {"epochs": 1000, "warmup_natural": 0, "warmup_adversarial": 0, "ramp": 0, "lr": 1e-12}
     user_method = IBP if method == "ibp" else None
-    if method == "advcrown-ibp":
-        options["ramp"] = options["epochs"]
+    if method in CROWN_IBP:
+        method, fusion = method.split(", ")
+        options |= {"ramp": options["epochs"], "loss_fusion": fusion == "fused"}
     name = f"python:{method}" if user_method else method
     recipe = Recipe.of({**options, "method": name, "batch_size": batch, **more})
     run = Training(nets.build(net, seed=0), mnist(), recipe, user_method)
@@ -99,13 +102,13 @@ def main() -> None:
     torch.manual_seed(0)
     result: dict[str, Any] = {"hardware": hardware(), "freed memory is kept": keep_freed_memory(), "nets": {}}
     for net in args.net:
-        seconds = measure(net, NETS.get(net, 10), METHODS)
+        seconds = measure(net, NETS.get(net, 10), METHODS + CROWN_IBP)
         found = ratios(seconds)
         milliseconds = {name: round(1e3 * median(times), 2) for name, times in seconds.items()}
         result["nets"][net] = {"ratios (quartiles)": found, "milliseconds (medians)": milliseconds}
         print(f"\n{net}: standard step {milliseconds['standard']} ms, advibp step {milliseconds['advibp']} ms")
         for name, (low, middle, high) in found.items():
-            print(f"  {name:30s} {middle:6.2f}   ({low:.2f} to {high:.2f})")
+            print(f"  {name:34s} {middle:6.2f}   ({low:.2f} to {high:.2f})")
         if not args.quick:
             memory = peaks(net)
             result["nets"][net]["peak memory (MB)"] = memory

@@ -60,6 +60,7 @@ SHORT = {
 PARSED = {
     r"data fetch|train cifar10": "asks the network",
     r"method=all": "takes minutes",
+    r"^tune": "takes minutes; tests/runs/test_tuning.py runs it",
     r"^reproduce": "takes minutes; its own tests run every name at its tiny scale",
 }
 #: Names that a page takes for granted.

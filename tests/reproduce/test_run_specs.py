@@ -11,6 +11,9 @@ from advibp.reproduce.layerwise import count_stages
 from advibp.reproduce.run_specs import MNIST, SCALES, RunSpec, run_spec
 from advibp.weighting import BETA1
 
+#: Warm-up of the stored runs; the default is longer.
+STORED = {"warmup_natural": 1.0, "warmup_adversarial": 1.0}
+
 
 def specs_of(name: str, **asked: object) -> list[RunSpec]:
     return PLANS[name].specs(Ask(**asked))  # type: ignore[arg-type]
@@ -31,21 +34,23 @@ def test_the_fast_tables_train_what_the_kept_results_hold() -> None:
     runs = {one.name: one for one in specs_of("mnist-table")}
     assert len(runs) == 10  # five methods at two eps_train
     main = runs["mnist-dm-small-advibp-0.4-60e-s0"]
-    assert main.recipe == Recipe.load(data="mnist", net="dm-small", method="advibp", eps=0.4, batch_size=256)
+    assert main.recipe == Recipe.load(data="mnist", net="dm-small", method="advibp", eps=0.4, batch_size=256, **STORED)
     assert main.tasks[0].evaluation.eps == (0.2, 0.3, 0.4)
     assert main.tasks[0].evaluation.attack.steps == 200
     assert {one.name for one in specs_of("training-time")} <= runs.keys()
     assert {one.name for one in specs_of("post-verification")} <= runs.keys()
     pairs = specs_of("baseline-figure")
     assert [one.seed for one in pairs] == [0, 1, 2, 0, 1, 2]
-    assert pairs[3].recipe == Recipe.load(method="fixed", eps=0.4, epochs=20, ramp="50%", batch_size=256)
+    assert pairs[3].recipe == Recipe.load(method="fixed", eps=0.4, epochs=20, ramp="50%", batch_size=256, **STORED)
 
 
 def test_the_layerwise_figure_has_all_stages_and_both_data_sets() -> None:
     mnist, cifar = specs_of("layerwise-figure")[:3], specs_of("layerwise-figure")[3:]
-    assert mnist[2].recipe == Recipe.load(eps=0.4, epochs=40, stages="all", stage_epochs=10, seed=2, batch_size=256)
+    assert mnist[2].recipe == Recipe.load(
+        eps=0.4, epochs=40, stages="all", stage_epochs=10, seed=2, batch_size=256, **STORED
+    )
     assert cifar[2].recipe == Recipe.load(
-        data="cifar10", eps=8.8 / 255, epochs=40, stages="all", stage_epochs=10, seed=2, batch_size=256
+        data="cifar10", eps=8.8 / 255, epochs=40, stages="all", stage_epochs=10, seed=2, batch_size=256, **STORED
     )
     assert [task.folder for task in mnist[0].tasks] == [f"certify-stage-{k}" for k in (0, 1, 2, 3)]
     assert {task.evaluation.eps for task in mnist[0].tasks} == {(0.1, 0.2, 0.3, 0.4)}

@@ -50,7 +50,7 @@ def about(run: RunFiles) -> str:
     parts = [recipe.get("method"), recipe.get("net"), recipe.get("data")]
     eps, epochs = finite(recipe.get("eps")), finite(recipe.get("epochs"))
     parts += [f"trained for eps {format_eps(eps)}"] if eps is not None else []
-    parts += [f"{epochs:g} epochs"] if epochs is not None else []
+    parts += ["1 epoch" if epochs == 1 else f"{epochs:g} epochs"] if epochs is not None else []
     return " · ".join(str(part) for part in parts if part is not None)
 
 
