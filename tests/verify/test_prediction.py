@@ -279,4 +279,5 @@ def test_the_box_includes_rounding() -> None:
     real, rounded = (predict(net, x, tolerance=1e-9, arithmetic=kind)[0].radius for kind in ("real", None))
     assert rounded < real
     assert bool(net(Box.ball(x, real * 0.9999)).proved(y))
-    assert bool(net(Rounded.ball(x, rounded)).proved(y))
+    # The search bounds several radii in one batch, whose sums have another order than those of one radius.
+    assert bool(net(Rounded.ball(x, rounded * (1 - 1e-5))).proved(y))

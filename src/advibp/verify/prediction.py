@@ -371,6 +371,8 @@ def _plain_array(x: Any) -> Any:
         raise UserError("The images are an array with masked values; fill them in, or leave these images out.")
     if isinstance(x, np.ndarray) and (any(step < 0 for step in x.strides) or not x.dtype.isnative):
         return x.astype(x.dtype.newbyteorder("="), order="C")
+    if isinstance(x, np.ndarray) and not x.flags.writeable:  # torch warns about these
+        return x.copy()
     return x
 
 

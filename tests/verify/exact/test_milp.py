@@ -65,7 +65,8 @@ def test_a_conjunction_holds_only_where_all_its_rows_do(seed: int) -> None:
         assert answer.counterexample is not None
     if answer.counterexample is not None:
         with torch.no_grad():
-            assert (asked.net(answer.counterexample) @ rows.T + offsets <= 0).all()
+            # It was checked in exact arithmetic. This sum is rounded.
+            assert (asked.net(answer.counterexample) @ rows.T + offsets <= 1e-12).all()
 
 
 def test_a_conjunction_without_rows_holds_everywhere() -> None:
