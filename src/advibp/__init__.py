@@ -14,6 +14,7 @@ from advibp.version import __version__
 if TYPE_CHECKING:
     from advibp import attacks, bounds, callbacks, data, nets, objectives, vnncomp, weighting
     from advibp.bounds import Box, Perturbation, Zonotope
+    from advibp.cli.run_page import write_report
     from advibp.methods import METHODS, Method
     from advibp.recipe import Recipe
     from advibp.runs import Run, open_run, train
@@ -73,6 +74,7 @@ __all__ = [
     "tune",
     "vnncomp",
     "weighting",
+    "write_report",
 ]
 
 #: Subpackages and modules that are attributes of the package.
@@ -88,6 +90,7 @@ _NAMES = {
     "advibp.bounds": "Box Perturbation Zonotope",
     "advibp.methods": "METHODS Method",
     "advibp.recipe": "Recipe",
+    "advibp.cli.run_page": "write_report",
     "advibp.runs": "Run open_run train",
     "advibp.runs.run_files": "read_run",
     "advibp.runs.training_display": "Silent",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from advibp.cli.report_command import images_of
+from advibp.cli.run_images import images_of
 from advibp.report.record_columns import record_columns
 from advibp.report.shown_images import Pictures, collect
 from advibp.runs.run_files import read_run

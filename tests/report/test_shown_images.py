@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from advibp.cli.report_command import images_of
+from advibp.cli.run_images import images_of
 from advibp.data import Split, load
 from advibp.report import shown_images
 from advibp.report.shown_images import Missing, Place, Sheets, Source, collect, interesting_first, to_change, to_picture

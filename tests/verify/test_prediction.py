@@ -281,3 +281,12 @@ def test_the_box_includes_rounding() -> None:
     assert bool(net(Box.ball(x, real * 0.9999)).proved(y))
     # The search bounds several radii in one batch, whose sums have another order than those of one radius.
     assert bool(net(Rounded.ball(x, rounded * (1 - 1e-5))).proved(y))
+
+
+def test_inputs_of_another_shape_are_refused() -> None:
+    predictor = Predictor(network("FC 8").eval(), eps=0.01)
+    predictor(images(1))
+    with pytest.raises(UserError, match=r"The images have shape \(1, 7, 7\), but the earlier ones \(1, 6, 6\)"):
+        predictor(torch.zeros(1, 7, 7))
+    with pytest.raises(UserError, match="most is 1e\\+39"):
+        Predictor(network("FC 8").eval(), most=1e39)

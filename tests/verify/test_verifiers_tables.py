@@ -115,9 +115,13 @@ def test_results_of_another_set_are_not_reused(tmp_path: Path) -> None:
     first = certify(net, x, y, eps, out=tmp_path, perturbation=around)
     again = certify(net, x, y, eps, out=tmp_path, perturbation=around)
     assert [r.seconds for r in again.records] == [r.seconds for r in first.records]
-    other = certify(net, x, y, eps, out=tmp_path, perturbation=Perturbation(None, None, [1.0, 0.5, 0.0, 0.2]))
+    before, scaled = (tmp_path / "records.jsonl").read_text(), Perturbation(None, None, [1.0, 0.5, 0.0, 0.2])
+    with pytest.raises(UserError, match="other radii of the features, and they would be replaced"):
+        certify(net, x, y, eps, out=tmp_path, perturbation=scaled)
+    assert (tmp_path / "records.jsonl").read_text() == before
+    other = certify(net, x, y, eps, out=tmp_path / "other", perturbation=scaled)
     assert {r.perturbation for r in other.records}.isdisjoint({r.perturbation for r in first.records})
-    summary = json.loads((tmp_path / "summary.json").read_text())["perturbation"]
+    summary = json.loads((tmp_path / "other/summary.json").read_text())["perturbation"]
     assert summary["scale"] == [1.0, 0.5, 0.0, 0.2]
     assert summary["low"] is None
     assert summary["fingerprint"] == other.perturbation

@@ -37,6 +37,7 @@ from advibp.errors import UserError
 from advibp.execution.device import resolve_device
 from advibp.recipe import Recipe
 from advibp.runs import open_with_facts
+from advibp.runs.run_files import certify_folder_name
 from advibp.runs.run_sources import load_run_data
 from advibp.storage import checkpoint
 from advibp.verify import Attack, Certificate, certify
@@ -181,7 +182,8 @@ def run_certify(args: argparse.Namespace) -> int:
     refuse_ignored(args, ("timeout", "result", "trace"), "without --onnx and --vnnlib")
     attack = _attack(args)
     net, recipe, test, around = _open(args)
-    (eps, around), out = _radii(args.eps, recipe, around, test), Path(args.run) / _folder_name(args)
+    trained, (eps, around) = around, _radii(args.eps, recipe, around, test)
+    out = Path(args.run) / _folder_name(args, trained, around)
     if args.radius:
         refuse_ignored(args, ("eps", "sample", "budget", "workers"), "with --radius, which tries every eps")
         _print_radii(net, test, attack, out, args, around, recipe)
@@ -225,10 +227,10 @@ def run_certify(args: argparse.Namespace) -> int:
     return 0
 
 
-def _folder_name(args: argparse.Namespace) -> str:
-    """Name of the folder of a certification. Other data than the run's have a folder of their own."""
+def _folder_name(args: argparse.Namespace, trained: Perturbation, around: Perturbation) -> str:
+    """Name of the folder of a certification. Other data or radii than the run's have a folder of their own."""
     stage = "" if args.stage is None else f"-stage-{args.stage}"
-    return f"certify{stage}" + ("" if args.own_data else f"-on-{Path(args.data).stem}")
+    return f"{certify_folder_name(trained, around)}{stage}" + ("" if args.own_data else f"-on-{Path(args.data).stem}")
 
 
 def run_attack(args: argparse.Namespace) -> None:

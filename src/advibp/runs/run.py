@@ -21,6 +21,7 @@ from advibp.errors import UserError
 from advibp.execution.modes import preserve_modes
 from advibp.moved import RenamedKeys
 from advibp.recipe import Recipe
+from advibp.runs.run_files import certify_folder_name
 from advibp.runs.run_plot import plot_history
 from advibp.runs.run_sources import load_run_data
 from advibp.storage.metric_names import OLD_NAMES
@@ -117,10 +118,10 @@ class Run(Summarized):
             ```
         """
         images = self._images(data, limit)
+        eps, around = self._radii(eps)
         if data is None and self.path is not None:
-            options = {"out": self.path / "certify", **options}
-        options = {"perturbation": self._around(eps), **options}
-        return certify(self.net, images, self.recipe.eps if eps is None else eps, **options)
+            options = {"out": self.path / certify_folder_name(self.perturbation, around), **options}
+        return certify(self.net, images, eps, **{"perturbation": around, **options})
 
     def attack(
         self,
@@ -152,11 +153,8 @@ class Run(Summarized):
             print(result.broken.float().mean())
             ```
         """
-        around, images = self._around(eps), self._images(data, limit)
-        if isinstance(eps, Mapping):
-            radii = radii_of_features(eps, self.facts.get("feature_names"))
-            eps, around = Perturbation.from_radii(radii, around.low, around.high)
-        radius = check_eps(self.recipe.eps if eps is None else eps, 1.0 if around.is_pixels else math.inf)
+        images, (eps, around) = self._images(data, limit), self._radii(eps)
+        radius = check_eps(eps, 1.0 if around.is_pixels else math.inf)
         with preserve_modes(self.net):
             return attack_all(self.net.eval(), images, radius, attack or Attack(), seed=seed, perturbation=around)
 
@@ -198,6 +196,13 @@ class Run(Summarized):
         known = {**names, "perturbation": around, "feature_names": self.facts.get("feature_names")}
         known["most"] = None if around.widest() < math.inf else 10 * self.recipe.eps
         return Predictor(self.net, **{**known, **options})
+
+    def _radii(self, eps: Any) -> tuple[Any, Perturbation]:
+        """Return eps, or the run's eps, and the set. Radii by name become the largest one and a scale."""
+        around = self._around(eps)
+        if not isinstance(eps, Mapping):
+            return (self.recipe.eps if eps is None else eps), around
+        return Perturbation.from_radii(radii_of_features(eps, self.facts.get("feature_names")), around.low, around.high)
 
     def _around(self, eps: Any) -> Perturbation:
         """The set of the training; without its scale if eps names features, because it then has a scale of its own."""

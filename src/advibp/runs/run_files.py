@@ -15,10 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from advibp.bounds import Perturbation
 from advibp.errors import UserError
 from advibp.storage.json_lines import read_lines
 from advibp.storage.run_folder import RunFolder
 from advibp.verify.argument_checks import check_path
+from advibp.verify.certification import set_fingerprint
 from advibp.verify.radius import Radius
 from advibp.verify.records import Certificate, Outcome, Record, verified_errors
 from advibp.verify.verifiers import cascade_position
@@ -202,6 +204,17 @@ def read_run(path: str | Path) -> RunFiles:
         certified=dict(sorted(certified.items(), key=lambda item: (item[0] is None, item[0] or 0))),
         stale=stale,
     )
+
+
+def certify_folder_name(trained: Perturbation, around: Perturbation) -> str:
+    """Return the name of the folder of a certification: "certify", with a suffix for other radii than the run's.
+
+    Args:
+        trained: the set of the training.
+        around: the set of the certification.
+    """
+    name = set_fingerprint(around)
+    return "certify" if name == set_fingerprint(trained) else f"certify-radii-{name[:8]}"
 
 
 def _certified(folder: RunFolder) -> tuple[dict[int | None, Certification], dict[int | None, str]]:

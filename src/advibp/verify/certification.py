@@ -21,6 +21,7 @@ from advibp.bounds import Perturbation
 from advibp.callbacks import CallbackGroup
 from advibp.data import Data, Split
 from advibp.data.user_data import Images
+from advibp.display.eps import format_eps
 from advibp.display.progress import Counting
 from advibp.errors import UserError
 from advibp.execution.keywords import known_keywords
@@ -164,6 +165,8 @@ def certify(
             make_folder(folder)
             stack.enter_context(checkpoint.lock(folder, "certifying", (folder, folder / "counterexamples")))
         file = RecordFile.open(folder / "records.jsonl") if folder else None
+        if file:
+            _refuse_other_sets(file, radii, model, name)
         if workers > 1 and next(net.parameters()).device.type != "cpu":
             raise UserError("workers need the network on a CPU; certify with workers=1.")
         # Batches are small enough for every worker to get some, and for a killed process to lose little.
@@ -208,6 +211,16 @@ def certify(
         warnings.warn(message, CollapseWarning, stacklevel=3)
     _notify(group, "on_certify_end", summary)
     return certificate
+
+
+def _refuse_other_sets(file: RecordFile, radii: list[float], model: str, set_name: str) -> None:
+    """Raise an error if records about another set of the same eps would be replaced: other ranges, or other scales."""
+    others = [r for r in file.records.values() if r.eps in radii and r.model == model and r.perturbation != set_name]
+    if others:
+        raise UserError(
+            f"{file.path} has {len(others):,} records of this network at eps {format_eps(others[0].eps)} with another "
+            "range or other radii of the features, and they would be replaced; give another folder as out, or move it."
+        )
 
 
 def _notify(group: CallbackGroup, event: str, facts: dict[str, Any]) -> None:

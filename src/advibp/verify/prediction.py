@@ -162,6 +162,7 @@ class Predictor:
         check_arithmetic(self.by, self.arithmetic)
         self.class_names = _names("class_names", class_names)
         self.input_shape = _shape(input_shape)
+        self._first_shape: tuple[int, ...] | None = None  # of an input in the first call
         first = next(net.parameters(), None)
         if first is None:
             raise UserError("The network has no parameters; there is nothing to certify.")
@@ -169,7 +170,7 @@ class Predictor:
         if self.input_shape is not None:
             perturbation.check_shape(self.input_shape)
         self.perturbation = perturbation.on(self._like)
-        if most is not None and not (is_finite(most) and most > 0):
+        if most is not None and not (is_finite(most) and 0 < most <= torch.finfo(self._like.dtype).max):
             raise UserError(f"most is {shortened(most)}, but must be a number above 0: the largest eps to try.")
         widest = self.perturbation.widest()
         self._most = float(most) if most is not None else widest if widest < math.inf else 1.0
@@ -203,8 +204,12 @@ class Predictor:
             UserError: If the shape, the type or the pixels are wrong.
         """
         images, single = self._images(x)
+        shape = tuple(images.shape[1:])
+        if self._first_shape not in (None, shape):
+            raise UserError(f"The images have shape {shape}, but the earlier ones {self._first_shape}; give these.")
         with self._certifying():
             self._test(images)
+            self._first_shape = shape
             predictions = [one for part in images.split(TOGETHER) for one in self._predict(part)]
         return predictions[0] if single else predictions
 

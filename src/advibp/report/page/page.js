@@ -65,9 +65,11 @@ function glance() {
 
 // A collapsed network has certificates that mean nothing. A class without a proof is easy to overlook.
 function collapseWarnings() {
-  const warning = (name, message) => el("p", { class: "warning", role: "alert" }, el("b", {}, DATA.runs.length > 1 ? `${name}: ` : "Warning: "), message);
-  return [DATA.runs.flatMap((run, k) => (chosen.runs[k] ? run.warnings : []).map((message) => warning(run.name, message))),
-    shownEntries().flatMap((entry) => (atChosen(entry)?.warnings ?? []).map((message) => warning(entryName(entry), message)))];
+  const box = (name, messages) => messages.length ? [el("div", { class: "warning", role: "alert" },
+    el("b", {}, DATA.runs.length > 1 ? `${name}: ` : "Warning: "), messages.length > 1 ? el("ul", {}, messages.map((message) => el("li", {}, message))) : messages[0])] : [];
+  const ofEntries = (k) => shownEntries().filter((entry) => entry.run === k).flatMap((entry) =>
+    (atChosen(entry)?.warnings ?? []).map((message) => entry.stage == null ? message : `Stage ${entry.stage}: ${message}`));
+  return DATA.runs.flatMap((run, k) => chosen.runs[k] ? box(run.name, [...new Set([...run.warnings, ...ofEntries(k)])]) : []);
 }
 
 const COVERS = {
