@@ -168,6 +168,14 @@ def test_radii_by_name_on_the_command_line(run: Path, capsys: pytest.CaptureFixt
     assert cli.main([*command, "--eps", "radius=1,area=50"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert [row["eps"] for row in facts["eps"]] == [50]
+    assert cli.main([*command, "--eps", "radius=2,area=50"]) == 0
+    other = json.loads(capsys.readouterr().out)
+    assert len({Path(one["records"]).parent for one in (facts, other)}) == 2
+    assert Path(facts["records"]).read_text().count("\n") == 4
+    again = advibp.open_run(run).certify({"radius": 1, "area": 50}, limit=4, attack=advibp.Attack(steps=2))
+    assert [json.loads(line)["seconds"] for line in Path(facts["records"]).read_text().splitlines()] == [
+        record.seconds for record in again
+    ]
     test = advibp.data.load(FILE).test.take(4)
     expected = advibp.open_run(run).certify({"radius": 1, "area": 50}, data=test, attack=advibp.Attack(steps=2))
     assert facts["eps"][0]["verdicts"] == dict(expected.counts(50.0))
