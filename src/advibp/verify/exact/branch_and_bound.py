@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from advibp.bounds.linear.kinks import Kinks
 from advibp.verify.exact.branching import to_split
 from advibp.verify.exact.falsify import downhill
 from advibp.verify.exact.leaves import Leaves
+from advibp.verify.exact.pool import Pool
 from advibp.verify.exact.question import PROVED, Answer, Question
 from advibp.verify.exact.trace import Trace
 
@@ -79,23 +79,6 @@ class _Effort:
     leaf: int
 
 
-class _Pool(NamedTuple):
-    """Open subproblems, and lower bounds (D,) of their margins."""
-
-    parts: Subproblems
-    bounds: Tensor
-
-    def take(self, some: Tensor) -> _Pool:
-        return _Pool(self.parts.take(some), self.bounds[some])
-
-    def join(self, other: _Pool) -> _Pool:
-        return _Pool(Subproblems.join([self.parts, other.parts]), torch.cat([self.bounds, other.bounds]))
-
-    def partition(self, mask: Tensor) -> tuple[_Pool, _Pool]:
-        """The subproblems in the mask (D,), and the others."""
-        return self.take(mask), self.take(~mask)
-
-
 class _Search:
     def __init__(
         self, question: Question, kinks: Kinks, left: list[int], effort: _Effort, deadline: float, trace: Trace
@@ -118,21 +101,21 @@ class _Search:
         # How much rounding errors lower the bounds: a search in float32 needs to be above PROVED by as much.
         errors = self._fast.back(whole).lower.double() - self._bounds.back(whole).lower
         self._enough = PROVED + 2 * max(0.0, float(errors.max()))
-        pool = self._bound(_Pool(whole, known))
+        pool = self._bound(Pool(whole, known))
         while True:
-            lowest = min([self._settled, *pool.bounds.tolist()])
-            self._trace.note("relu-split", lowest, len(pool.bounds))
+            lowest = pool.lowest(self._settled)
+            self._trace.note("relu-split", lowest, len(pool))
             if self._broken is not None:
                 return Answer(lowest, self._broken)
-            if len(pool.bounds) == 0:
+            if len(pool) == 0:
                 return Answer(lowest)
             if self._late or time.monotonic() > self._deadline:
                 return Answer(lowest, in_time=False)
             pool = self._round(pool)
 
-    def _round(self, pool: _Pool) -> _Pool:
+    def _round(self, pool: Pool[Subproblems]) -> Pool[Subproblems]:
         """One round of the search; the new pool has at most `most_open` subproblems."""
-        room = self._effort.most_open - len(pool.bounds)
+        room = self._effort.most_open - len(pool)
         order = pool.bounds if room >= self._effort.batch else -(pool.parts.signs != 0).sum(1)
         count = max(1, min(self._effort.batch, room, len(order)))
         some = torch.zeros_like(order, dtype=torch.bool)
@@ -145,7 +128,7 @@ class _Search:
         if self._broken is not None:
             return pool
         halves = chosen.parts.split(to_split(self._fast, chosen.parts, back))
-        return others.join(self._bound(_Pool(halves, chosen.bounds.repeat(2))))
+        return others.join(self._bound(Pool(halves, chosen.bounds.repeat(2))))
 
     def _find_counterexample(self, parts: Subproblems, back: SplitBackwardResult) -> Tensor | None:
         """Look for a counterexample where the linear bounds are lowest, and by descent from the lowest points."""
@@ -156,22 +139,22 @@ class _Search:
         some = back.lower.topk(min(8, len(points)), largest=False).indices
         return downhill(self._question, points[some], torch.tensor(self._left)[parts.which[some].cpu()])
 
-    def _bound(self, pool: _Pool) -> _Pool:
+    def _bound(self, pool: Pool[Subproblems]) -> Pool[Subproblems]:
         """Bound the subproblems and return the undecided ones. `pool.bounds` are the parents' bounds.
 
         Parameters are searched in float32. The bounds are then computed with them in the arithmetic of the certificate.
         """
-        self._trace.count(len(pool.bounds))
+        self._trace.count(len(pool))
         _, parts = self._fast.ascend(pool.parts, steps=self._effort.steps, enough=self._enough, deadline=self._deadline)
         bounds = torch.fmax(self._bounds.back(parts).lower, pool.bounds)
-        closed, still = _Pool(parts, bounds).partition(bounds > PROVED)
+        closed, still = Pool(parts, bounds).partition(bounds > PROVED)
         self._settled = min([self._settled, *closed.bounds.tolist()])
         undecided = still.parts.signs == 0
         leaf = (undecided & self._bounds.is_relu).sum(1) <= self._effort.leaf  # pooling windows can't be split
         leaves, others = still.partition(leaf)
         return others.join(self._solve(leaves))
 
-    def _solve(self, pool: _Pool) -> _Pool:
+    def _solve(self, pool: Pool[Subproblems]) -> Pool[Subproblems]:
         """Solve subproblems exactly, and return those that are undecided because time ran out.
 
         If rounding errors prevent both a proof and a counterexample, the subproblem is closed with its best bound.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from torch import Tensor
 from advibp.bounds.linear.kinks import Kinks, UndecidedWindows
 from advibp.bounds.linear.part_bounds import FunctionBounds, PartBounds, Parts, mix_rows
 from advibp.bounds.linear.reduced import Reduced
+from advibp.verify.exact.pool import Pool
 from advibp.verify.exact.question import PROVED, Answer, Question
 from advibp.verify.exact.trace import Trace
 
@@ -59,20 +59,6 @@ def split_inputs(
         return _Search(question, kinks, left, batch, deadline, trace or Trace()).answer(margins)
 
 
-@dataclass
-class _Pool:
-    """Open parts, and lower bounds (D,) of their margins."""
-
-    parts: Parts
-    bounds: Tensor
-
-    def take(self, some: Tensor) -> _Pool:
-        return _Pool(self.parts.take(some), self.bounds[some])
-
-    def join(self, other: _Pool) -> _Pool:
-        return _Pool(Parts.join([self.parts, other.parts]), torch.cat([self.bounds, other.bounds]))
-
-
 class _Search:
     def __init__(
         self, question: Question, kinks: Kinks, left: list[int], batch: int, deadline: float, trace: Trace
@@ -91,32 +77,29 @@ class _Search:
         self._settled = min((margin for margin in margins if margin > PROVED), default=math.inf)
         whole = self._bounds.whole(self._low, self._high)
         known = torch.tensor([margins[k] for k in self._left], dtype=torch.float64, device=whole.which.device)
-        pool = _Pool(whole, known)
+        pool = Pool(whole, known)
         most = max(self._batch, _MOST_NUMBERS // (2 * (whole.low.shape[1] + whole.lower.shape[1])))
-        while len(pool.bounds):
-            lowest = min([self._settled, *pool.bounds.tolist()]) if len(pool.bounds) < 4 else self._lowest(pool)
-            self._trace.note("input-split", lowest, len(pool.bounds))
+        while len(pool):
+            lowest = pool.lowest(self._settled)
+            self._trace.note("input-split", lowest, len(pool))
             if time.monotonic() > self._deadline:
                 return Answer(lowest, in_time=False)
             if self._bounded > _MOST_PARTS:
                 return Answer(lowest)
-            count = min(self._batch, len(pool.bounds))
-            if len(pool.bounds) < most:
-                chosen = pool.bounds.topk(count, largest=False).indices
+            count = min(self._batch, len(pool))
+            chosen = torch.zeros_like(pool.bounds, dtype=torch.bool)
+            if len(pool) < most:
+                chosen[pool.bounds.topk(count, largest=False).indices] = True
             else:  # the newest parts, so that the pool does not grow
-                chosen = torch.arange(len(pool.bounds) - count, len(pool.bounds), device=pool.bounds.device)
-            rest = torch.ones_like(pool.bounds, dtype=torch.bool)
-            rest[chosen] = False
-            halves, broken = self._round(pool.take(chosen))
+                chosen[-count:] = True
+            some, rest = pool.partition(chosen)
+            halves, broken = self._round(some)
             if broken is not None:
                 return Answer(lowest, broken)
-            pool = pool.take(rest).join(halves)
+            pool = rest.join(halves)
         return Answer(self._settled)
 
-    def _lowest(self, pool: _Pool) -> float:
-        return min(self._settled, float(pool.bounds.min()))
-
-    def _round(self, pool: _Pool) -> tuple[_Pool, Tensor | None]:
+    def _round(self, pool: Pool[Parts]) -> tuple[Pool[Parts], Tensor | None]:
         """Bound parts, cut and halve the undecided ones. Also returns a counterexample, if one is met."""
         parts, shares = self._bounds.refine(pool.parts)
         bounded = self._bounds.functions(parts)
@@ -130,7 +113,7 @@ class _Search:
         bounded, shares, weights = bounded.take(still), shares[still], weights[still]
         broken = self._find_counterexample(parts, bounded)
         if broken is not None or not len(margins):
-            return _Pool(parts, margins), broken
+            return Pool(parts, margins), broken
         uncut = parts
         parts, empty = _cut(parts, bounded, PROVED)
         if bool((empty | (parts.widths < uncut.widths).any(1)).any()):  # a margin in what was cut is above PROVED
@@ -141,7 +124,7 @@ class _Search:
         self._settle(margins[narrow])  # can't be decided: the margin is too close to 0
         parts, margins = parts.take(~narrow), margins[~narrow]
         bounded, shares, weights = bounded.take(~narrow), shares[~narrow], weights[~narrow]
-        return _Pool(parts.halves(_input_to_split(parts, bounded, shares, weights)), margins.repeat(2)), None
+        return Pool(parts.halves(_input_to_split(parts, bounded, shares, weights)), margins.repeat(2)), None
 
     def _settle(self, margins: Tensor) -> None:
         if len(margins):
