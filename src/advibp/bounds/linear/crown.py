@@ -137,13 +137,15 @@ class LinearBounds(BackwardPass):
         """Tighten the bounds of every unstable neuron by backward passes, from the first layer on: CROWN.
 
         Intervals are propagated again from the tightened bounds. They prove many neurons of the next layer to be
-        stable, so that these need no backward pass.
+        stable, so that these need no backward pass. The values are smaller too, and so are their rounding errors.
         """
         activations_of: dict[int, list[int]] = {}
         for index in self.activations:
             activations_of.setdefault(self._pre_activation_of(index), []).append(index)
 
         def tightened(index: int, value: Any) -> Any:
+            if tightened_before and isinstance(value, Rounded):
+                self._errors.note(index, value, uses.count(index))
             if index not in activations_of:
                 return value
             bounds = self.intermediate_bounds[index]
@@ -159,13 +161,20 @@ class LinearBounds(BackwardPass):
             if bool(wanted.any()) and not self.exact(index):
                 self.tighten(index, *neuron_bounds(self, index, wanted, until_stable=piecewise_linear))
                 tightened_before.append(index)
-            return self._set_within(index) if tightened_before and self.is_finite(index) else value
+            if not tightened_before or not self.is_finite(index):
+                return value
+            within = self._set_within(index)
+            return within.keeping_errors() if isinstance(within, Rounded) else within
 
         tightened_before: list[int] = []
         value = self._output  # of a network without operations
-        for _, value in self.tape.trace(self.inputs, change=tightened):  # noqa: B007
+        inputs = self.inputs.keeping_errors() if isinstance(self.inputs, Rounded) else self.inputs
+        uses = [ref for index in self.nodes for ref in self.tape.nodes[index].refs]
+        for _, value in self.tape.trace(inputs, change=tightened):  # noqa: B007
             pass
         self._output = value
+        self._relaxations.clear()  # they contain rounding errors
+        self._relaxation_errors.clear()
         return self
 
     def tighten(self, pre_activation: int, lower: Tensor, upper: Tensor) -> None:

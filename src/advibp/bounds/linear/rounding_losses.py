@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from advibp.bounds.graph.nodes import Node
@@ -40,6 +41,8 @@ class RoundingErrors:
     def note(self, index: int, value: Rounded, uses: int) -> None:
         """Store the rounding error of the operation that computed a value, and of its transpose.
 
+        If an error was stored before, for a larger set of values, the smaller of both counts.
+
         Args:
             index: the node.
             value: its value, which has the error of the operation.
@@ -48,13 +51,13 @@ class RoundingErrors:
         assert self._rounding is not None
         error = value.error
         if uses > 1:
-            self.of_sums[index] = size(value.box) * (2 * self._rounding.w)
+            _store(self.of_sums, index, size(value.box) * (2 * self._rounding.w))
         copies = self._copies(self._tape.nodes[index], value)
         if copies > 1:  # the backward pass adds their coefficients
             sum_error = self._rounding.bounds_sum(copies)
             error = size(value.box) * sum_error if error is None else error * (1 + sum_error / (32 * self._rounding.w))
         if error is not None:
-            self.of_nodes[index] = error
+            _store(self.of_nodes, index, error)
 
     def _copies(self, node: Node, value: Rounded) -> int:
         """Return how often an elementwise operation or a copy uses an element of an operand, at most."""
@@ -85,6 +88,11 @@ class RoundingErrors:
             row_error = error[images].unsqueeze(1)
         share = 1 + 2 * self._rounding.bounds_sum(a[0].numel())
         return share * dot(a.abs().view(len(row_error), -1, *a.shape[1:]), row_error).flatten().double()
+
+
+def _store(errors: dict[int, Tensor], index: int, error: Tensor) -> None:
+    """Store the error (B, ...) of a node, or the smaller of it and the stored one. NaN is ignored."""
+    errors[index] = torch.fmin(errors[index], error) if index in errors else error
 
 
 def _basic(index: Any) -> bool:
