@@ -53,7 +53,7 @@ class Subproblems(NamedTuple):
     multipliers: Tensor
     weights: Tensor
 
-    def take(self, some: Tensor) -> Subproblems:
+    def take(self, some: Tensor | slice) -> Subproblems:
         """Select some of the subproblems."""
         return Subproblems(*(numbers[some] for numbers in self))
 

@@ -46,6 +46,10 @@ class Parts(NamedTuple):
         """Concatenate parts."""
         return Parts(*(torch.cat(numbers) for numbers in zip(*parts, strict=True)))
 
+    def without_bounds(self) -> Parts:
+        """Return the parts without bounds of pre-activations, which saves memory."""
+        return self._replace(lower=self.lower[:, :0], upper=self.upper[:, :0])
+
     @property
     def widths(self) -> Tensor:
         """Widths (D, N) of the parts."""
@@ -98,11 +102,14 @@ class PartBounds:
         none = reduced.center[:0]
         self._lower, self._upper = torch.cat([none, *lower]), torch.cat([none, *upper])
 
+    def start(self, which: Tensor, low: Tensor, high: Tensor) -> Parts:
+        """Return parts [low, high] (D, N), each for a function (D,), with the bounds of the box that contains them."""
+        return Parts(which, low, high, *(end.expand(len(which), -1) for end in (self._lower, self._upper)))
+
     def whole(self, low: Tensor, high: Tensor) -> Parts:
         """Return the whole box (N,) as a part, once for each function."""
-        count = len(self._rows)
-        which = torch.arange(count, device=low.device)
-        return Parts(which, *(end.expand(count, -1) for end in (low, high, self._lower, self._upper)))
+        which = torch.arange(len(self._rows), device=low.device)
+        return self.start(which, *(end.expand(len(which), -1) for end in (low, high)))
 
     @torch.no_grad()
     def refine(self, parts: Parts) -> tuple[Parts, Tensor]:

@@ -5,12 +5,18 @@ such a search are leaves, which need a proof, so that a cheaper search would sav
 
 A part is closed when its bound proves that the conjunction can't hold in it. The linear bounds of the rows also cut a
 part: where one of them is above 0 the conjunction does not hold, so only the rest is searched.
+
+The bounds of a part use the network as it was reduced over a box that contains the part: its stable neurons, and its
+rounding errors. When many parts of this box are open they are divided into groups of neighbors, and the network is
+reduced again over the box of each group. Over a smaller box more neurons are stable, and the rounding errors are
+smaller; with those of the whole box, parts with a small margin could not be decided at all.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,14 +24,17 @@ from torch import Tensor
 from advibp.bounds.linear.kinks import Kinks, UndecidedWindows
 from advibp.bounds.linear.part_bounds import FunctionBounds, PartBounds, Parts, mix_rows
 from advibp.bounds.linear.reduced import Reduced
+from advibp.verify.exact.neighbors import neighbors
 from advibp.verify.exact.pool import Pool
 from advibp.verify.exact.question import PROVED, Answer, Question
 from advibp.verify.exact.trace import Trace
 
 #: Weight of the gaps of the relaxations in the choice of an input.
 _GAPS = 3.0
-#: Numbers in the pool of open parts.
-_MOST_NUMBERS = 2**26
+#: The network is reduced again after this many bounded parts, if they took this much longer than the reduction.
+_REGROUP_PARTS, _REGROUP_TIME = 512, 2.0
+#: Parts in a group.
+_GROUP = 32
 #: The search gives up after this many parts: the margin may be exactly 0 in a whole region.
 _MOST_PARTS = 2**22
 #: A part is not halved any more if no input is wider than this share of the whole box.
@@ -63,41 +72,63 @@ class _Search:
     def __init__(
         self, question: Question, kinks: Kinks, left: list[int], batch: int, deadline: float, trace: Trace
     ) -> None:
+        """`left`: numbers of the undecided conjunctions."""
         self._question, self._left, self._batch, self._deadline = question, left, batch, deadline
         self._trace = trace
-        output = kinks.bounds.tape.output
-        functions = [kinks.linear(output, *question.conjunction(k)) for k in left]
-        self._bounds = PartBounds(Reduced(kinks), functions)
         self._settled, self._bounded = math.inf, 0  # lowest bound of the closed parts, number of bounded parts
         ends = question.lower, question.upper
         self._low, self._high = (end.flatten().to(kinks.bounds.box.center) for end in ends)
+        self._began = time.monotonic()
+        self._bounds = self._reduce(kinks)
+
+    def _reduce(self, kinks: Kinks) -> PartBounds:
+        output = kinks.bounds.tape.output
+        functions = [kinks.linear(output, *self._question.conjunction(k)) for k in self._left]
+        return PartBounds(Reduced(kinks), functions)
 
     def answer(self, margins: list[float]) -> Answer:
         """Run the search. `margins`: bounds of all conjunctions by linear bounds."""
         self._settled = min((margin for margin in margins if margin > PROVED), default=math.inf)
-        whole = self._bounds.whole(self._low, self._high)
-        known = torch.tensor([margins[k] for k in self._left], dtype=torch.float64, device=whole.which.device)
-        pool = Pool(whole, known)
-        most = max(self._batch, _MOST_NUMBERS // (2 * (whole.low.shape[1] + whole.lower.shape[1])))
-        while len(pool):
-            lowest = pool.lowest(self._settled)
-            self._trace.note("input-split", lowest, len(pool))
+        pool = Pool(self._bounds.whole(self._low, self._high), self._low.new_tensor([margins[k] for k in self._left]))
+        groups: list[Pool[Parts]] = []
+        reduced_at, seconds = 0, time.monotonic() - self._began
+        self._began = time.monotonic()
+        while True:
+            lowest = min(group.lowest(self._settled) for group in (pool, *groups))
+            self._trace.note("input-split", lowest, sum(map(len, (pool, *groups))))
             if time.monotonic() > self._deadline:
                 return Answer(lowest, in_time=False)
             if self._bounded > _MOST_PARTS:
                 return Answer(lowest)
-            count = min(self._batch, len(pool))
+            spent = time.monotonic() - self._began > _REGROUP_TIME * seconds
+            if len(pool) > 1 and spent and self._bounded - reduced_at > _REGROUP_PARTS:
+                groups += [pool.take(some) for some in neighbors(pool.parts, self._high - self._low, _GROUP)]
+                groups = [Pool(group.parts.without_bounds(), group.bounds) for group in groups]
+                pool = pool.take(slice(0))
+            if not len(pool):
+                if not groups:
+                    return Answer(self._settled)
+                self._began = time.monotonic()
+                pool = self._enter(groups.pop(min(range(len(groups)), key=lambda i: float(groups[i].bounds.min()))))
+                reduced_at, seconds = self._bounded, time.monotonic() - self._began
+                self._began = time.monotonic()
             chosen = torch.zeros_like(pool.bounds, dtype=torch.bool)
-            if len(pool) < most:
-                chosen[pool.bounds.topk(count, largest=False).indices] = True
-            else:  # the newest parts, so that the pool does not grow
-                chosen[-count:] = True
+            chosen[pool.bounds.topk(min(self._batch, len(pool)), largest=False).indices] = True
             some, rest = pool.partition(chosen)
             halves, broken = self._round(some)
             if broken is not None:
                 return Answer(lowest, broken)
             pool = rest.join(halves)
-        return Answer(self._settled)
+
+    def _enter(self, group: Pool[Parts]) -> Pool[Parts]:
+        """Reduce the network over the box of a group of parts."""
+        which, low, high = group.parts[:3]
+        shape = self._question.lower.shape
+        ends = low.amin(0).view(shape), high.amax(0).view(shape)
+        bounds = replace(self._question, lower=ends[0], upper=ends[1]).refined()
+        if bounds is not None:  # (it is None only if it was None for the whole box)
+            self._bounds = self._reduce(Kinks(bounds, curves=True))
+        return Pool(self._bounds.start(which, low, high), group.bounds)
 
     def _round(self, pool: Pool[Parts]) -> tuple[Pool[Parts], Tensor | None]:
         """Bound parts, cut and halve the undecided ones. Also returns a counterexample, if one is met."""

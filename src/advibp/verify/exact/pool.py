@@ -30,8 +30,8 @@ class Pool(Generic[P]):
     def __len__(self) -> int:
         return len(self.bounds)
 
-    def take(self, some: Tensor) -> Pool[P]:
-        """Select some of the subproblems, by a mask (D,) or by indices."""
+    def take(self, some: Tensor | slice) -> Pool[P]:
+        """Select some of the subproblems, by a mask (D,), indices or a slice."""
         return Pool(self.parts.take(some), self.bounds[some])
 
     def join(self, other: Pool[P]) -> Pool[P]:
