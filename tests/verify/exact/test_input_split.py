@@ -47,6 +47,27 @@ def test_conjunctions_of_several_rows(seed: int, rows: int, shift: float) -> Non
     check(asked, split_inputs(asked), exact)
 
 
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10_000), eps=st.floats(0.05, 0.5), single=st.booleans(), group=st.sampled_from([1, 3]))
+def test_groups_with_their_own_bounds_give_the_exact_answer(seed: int, eps: float, single: bool, group: int) -> None:
+    """The network is reduced again over small groups after every few parts."""
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(3, 10), nn.ReLU(), nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    asked = Question.robustness(net, x := torch.rand(1, 3).double(), int(net(x).argmax()), eps, 3)
+    exact = exact_margin(asked)
+    assume(exact > -math.inf and abs(exact) > 1e-3)
+    if single:  # (the exact margin of a float32 network differs by rounding errors)
+        asked = Question.robustness(net.float(), x.float(), int(net(x.float()).argmax()), eps, 3)
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in (("_GROUP", group), ("_REGROUP_PARTS", 4), ("_REGROUP_TIME", 0.0)):
+            patched.setattr(f"advibp.verify.exact.input_split.{name}", value)
+        answer = split_inputs(asked, batch=4, seconds=5.0)
+    assume(answer.in_time)
+    assert answer.robust == (exact > 0)
+    assert (answer.counterexample is not None) == (exact < 0)
+    assert answer.margin <= exact + 1e-4
+
+
 @pytest.mark.parametrize("activation", [nn.Sigmoid, nn.Tanh])
 @pytest.mark.parametrize("single", [True, False])
 def test_curves(activation: type[nn.Module], single: bool) -> None:

@@ -11,11 +11,17 @@ from torch import Tensor
 from advibp.execution.own_copy import run_on_copy
 from advibp.verify.exact.question import Question
 
+#: Numbers in the random points on which the network is run first, and the most points.
+_SCREENED, _MOST_SCREENED = 2**15, 4096
+
 
 def falsify(
     question: Question, *, seconds: float = math.inf, steps: int = 40, starts: int = 8, most: int = 256, seed: int = 0
 ) -> Tensor | None:
     """Search for a counterexample (1, ...) from the center of the box and from random points.
+
+    With few inputs, the network is first run on many random points: a counterexample may lie in a small region that no
+    descent reaches from a few points.
 
     Args:
         question: The network, the box and the unsafe conjunctions.
@@ -31,6 +37,14 @@ def falsify(
     which = torch.randperm(len(question.unsafe), generator=generator)[: max(1, most // starts)].repeat_interleave(
         starts
     )
+    screened = _SCREENED // max(1, question.lower.numel())
+    if screened >= starts:
+        share = torch.rand(min(screened, _MOST_SCREENED), *question.lower.shape[1:], generator=generator).to(
+            question.lower
+        )
+        broken = question.broken_by(question.lower + (question.upper - question.lower) * share)
+        if broken is not None:
+            return broken
     share = torch.rand(len(which), *question.lower.shape[1:], generator=generator, dtype=torch.float64)
     share[::starts] = 0.5
     points = question.lower + (question.upper - question.lower) * share.to(question.lower)

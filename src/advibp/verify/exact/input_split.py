@@ -14,6 +14,7 @@ smaller; with those of the whole box, parts with a small margin could not be dec
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
 from dataclasses import replace
@@ -34,7 +35,7 @@ _GAPS = 3.0
 #: The network is reduced again after this many bounded parts, if they took this much longer than the reduction.
 _REGROUP_PARTS, _REGROUP_TIME = 512, 2.0
 #: Parts in a group.
-_GROUP = 32
+_GROUP = 128
 #: The search gives up after this many parts: the margin may be exactly 0 in a whole region.
 _MOST_PARTS = 2**22
 #: A part is not halved any more if no input is wider than this share of the whole box.
@@ -78,7 +79,7 @@ class _Search:
         self._settled, self._bounded = math.inf, 0  # lowest bound of the closed parts, number of bounded parts
         ends = question.lower, question.upper
         self._low, self._high = (end.flatten().to(kinks.bounds.box.center) for end in ends)
-        self._began = time.monotonic()
+        self._began, self._number = time.monotonic(), 0
         self._bounds = self._reduce(kinks)
 
     def _reduce(self, kinks: Kinks) -> PartBounds:
@@ -90,28 +91,31 @@ class _Search:
         """Run the search. `margins`: bounds of all conjunctions by linear bounds."""
         self._settled = min((margin for margin in margins if margin > PROVED), default=math.inf)
         pool = Pool(self._bounds.whole(self._low, self._high), self._low.new_tensor([margins[k] for k in self._left]))
-        groups: list[Pool[Parts]] = []
-        reduced_at, seconds = 0, time.monotonic() - self._began
-        self._began = time.monotonic()
+        groups: list[tuple[float, int, Pool[Parts]]] = []  # a heap, the group with the lowest bound first
+        waiting = reduced_at = 0  # parts in groups, number of bounded parts at the last reduction
+        seconds, self._began = time.monotonic() - self._began, time.monotonic()
         while True:
-            lowest = min(group.lowest(self._settled) for group in (pool, *groups))
-            self._trace.note("input-split", lowest, sum(map(len, (pool, *groups))))
+            lowest = min([pool.lowest(self._settled), *(bound for bound, _, _ in groups[:1])])
+            self._trace.note("input-split", lowest, waiting + len(pool))
             if time.monotonic() > self._deadline:
                 return Answer(lowest, in_time=False)
             if self._bounded > _MOST_PARTS:
                 return Answer(lowest)
             spent = time.monotonic() - self._began > _REGROUP_TIME * seconds
             if len(pool) > 1 and spent and self._bounded - reduced_at > _REGROUP_PARTS:
-                groups += [pool.take(some) for some in neighbors(pool.parts, self._high - self._low, _GROUP)]
-                groups = [Pool(group.parts.without_bounds(), group.bounds) for group in groups]
+                waiting += len(pool)
+                for some in neighbors(pool.parts, self._high - self._low, _GROUP):
+                    group = Pool(pool.parts.take(some).without_bounds(), pool.bounds[some])
+                    self._number += 1
+                    heapq.heappush(groups, (group.lowest(math.inf), self._number, group))
                 pool = pool.take(slice(0))
             if not len(pool):
                 if not groups:
                     return Answer(self._settled)
                 self._began = time.monotonic()
-                pool = self._enter(groups.pop(min(range(len(groups)), key=lambda i: float(groups[i].bounds.min()))))
-                reduced_at, seconds = self._bounded, time.monotonic() - self._began
-                self._began = time.monotonic()
+                pool = self._enter(heapq.heappop(groups)[2])
+                waiting, reduced_at = waiting - len(pool), self._bounded
+                seconds, self._began = time.monotonic() - self._began, time.monotonic()
             chosen = torch.zeros_like(pool.bounds, dtype=torch.bool)
             chosen[pool.bounds.topk(min(self._batch, len(pool)), largest=False).indices] = True
             some, rest = pool.partition(chosen)
