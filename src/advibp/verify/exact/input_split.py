@@ -118,8 +118,8 @@ class _Search:
                 seconds, self._began = time.monotonic() - self._began, time.monotonic()
             chosen = torch.zeros_like(pool.bounds, dtype=torch.bool)
             chosen[pool.bounds.topk(min(self._batch, len(pool)), largest=False).indices] = True
-            some, rest = pool.partition(chosen)
-            halves, broken = self._round(some)
+            taken, rest = pool.partition(chosen)
+            halves, broken = self._round(taken)
             if broken is not None:
                 return Answer(lowest, broken)
             pool = rest.join(halves)
