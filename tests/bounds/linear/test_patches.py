@@ -15,7 +15,8 @@ from advibp.bounds.linear import neuron_bounds as neuron_module
 from advibp.bounds.linear import patches
 from advibp.bounds.linear.crown import LinearBounds
 from advibp.bounds.linear.neuron_bounds import neuron_bounds
-from advibp.bounds.linear.patches import Patches
+from advibp.bounds.linear.patches import Patches, backward_patch_activation
+from advibp.bounds.linear.relaxation import relu
 
 
 class Residual(nn.Module):
@@ -167,6 +168,23 @@ def test_sums_of_windows() -> None:
     torch.testing.assert_close(total.cleared().dense(), one.dense() + other.dense())
     moved = Patches(other.a, at, (4, 4), (1, 1), (0, 1), (8, 8))
     torch.testing.assert_close(patches.add_rows(one, moved), one.dense() + moved.cleared().dense())
+
+
+@pytest.mark.parametrize(("stride", "shift"), [(1, -2), (2, -1), (3, 0)])
+def test_coefficients_outside_of_the_map_have_no_effect(stride: int, shift: int) -> None:
+    at = torch.cartesian_prod(torch.arange(3), torch.arange(3))
+    rows = Patches(torch.randn(9, 2, 4, 4), at, (3, 3), (stride, stride), (shift, shift), (6, 6))
+    clear = rows.cleared()
+    assert clear.clear or torch.equal(clear.a, rows.a)
+    torch.testing.assert_close(rows.dense(), clear.dense(), rtol=0, atol=0)
+    lower = torch.randn(1, 2, 6, 6)
+    relaxation = relu(lower, lower + torch.rand(1, 2, 6, 6))
+    results = [backward_patch_activation(relaxation, each, slice(0, 1)) for each in (rows, clear)]
+    torch.testing.assert_close(results[0][0].a, results[1][0].a, rtol=0, atol=0)
+    torch.testing.assert_close(results[0][1], results[1][1])
+    assert results[0][0].clear
+    total = patches.add_rows(rows, clear)
+    torch.testing.assert_close(total.cleared().dense(), 2 * clear.dense())  # type: ignore[union-attr]
 
 
 def overflowing() -> nn.Module:

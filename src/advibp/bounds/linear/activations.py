@@ -60,7 +60,7 @@ class _BackwardRelaxation(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         negative = a.clamp(max=0)
         ctx.save_for_backward(negative, lower_slope, difference, intercept, a if ctx.needs_input_grad[1] else None)
-        return torch.addcmul(a * lower_slope, negative, difference), dot(negative, intercept)
+        return (a * lower_slope).addcmul_(negative, difference), dot(negative, intercept)
 
     @staticmethod
     @once_differentiable

@@ -5,6 +5,7 @@ one image share its relaxations, and as many rows as fit into the cache are carr
 
 The bounds of a stable ReLU need not be tight: its relaxation is exact. So at every pre-activation on the way, the rows
 are bounded over the bounds of this pre-activation, and neurons that are stable by these bounds are not carried further.
+This is omitted where it costs more than the rest of the way, a convolution of few channels.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 from advibp.bounds.domain import without_autocast
 from advibp.bounds.linear.backward import BackwardPass, BackwardResult
 from advibp.bounds.linear.patches import Patches
+from advibp.bounds.linear.transpose import has_few_channels, mixes_elements
 
 #: Coefficients per backward pass.
 _CACHE = 2**21
@@ -81,7 +83,7 @@ class _Neurons:
 
     def _undecided(self, at: int, back: BackwardResult, images: Tensor | slice) -> Tensor | None:
         """Store the bounds of neurons that are stable, and return the rows of the others; None if there are none."""
-        if at == 0 or not self.linear.is_finite(at):
+        if at == 0 or _is_first_convolution(self.linear, at) or not self.linear.is_finite(at):
             return None
         lower = self.linear.minimize(back, images, at).to(self.lower.dtype).view(2, -1)
         stable = (lower > 0).any(0)
@@ -90,6 +92,17 @@ class _Neurons:
         self.lower[:, self.rest[stable]] = lower[:, stable]
         self.rest, keep = self.rest[~stable], torch.nonzero(~stable).flatten()
         return torch.cat([keep, keep + len(stable)])
+
+
+def _is_first_convolution(linear: BackwardPass, index: int) -> bool:
+    """Return whether a value is computed from the input by one convolution of few channels and elementwise operations.
+
+    To carry rows back through it costs less than to bound them over the value.
+    """
+    nodes = linear.tape.nodes
+    before = [nodes[i] for i in linear.tape.needed(0, index) if nodes[i].from_input]
+    mixing = [node for node in before if mixes_elements(node)]
+    return len(mixing) == 1 and has_few_channels(mixing[0])
 
 
 def _one_hot(elements: Tensor, shape: torch.Size, signs: Tensor) -> Tensor | Patches:

@@ -39,12 +39,13 @@ class Patches:
     """Coefficients in a window of a feature map.
 
     Attributes:
-        a: coefficients (R, C, h, w) in the window of each row. They are 0 outside of the map.
+        a: coefficients (R, C, h, w) in the window of each row. Those outside of the map have no meaning, see `clear`.
         at: position (R, 2) of each row in the map in which the rows start.
         most: the largest position, plus 1, that `at` may have: height and width of that map.
         stride: pixels of this map per position, (vertical, horizontal).
         shift: first pixel of the window of position (0, 0). It is negative if the window begins in the padding.
         size: height and width of this map.
+        clear: whether the coefficients outside of the map are 0.
     """
 
     a: Tensor
@@ -53,6 +54,7 @@ class Patches:
     stride: tuple[int, int]
     shift: tuple[int, int]
     size: tuple[int, int]
+    clear: bool = False
 
     @classmethod
     def one_hot(cls, elements: Tensor, shape: torch.Size, signs: Tensor) -> Patches:
@@ -68,7 +70,7 @@ class Patches:
         channel, pixel = elements // (height * width), elements % (height * width)
         a[torch.arange(len(a), device=a.device), channel] = signs
         at = torch.stack([pixel // width, pixel % width], 1)
-        return cls(a[:, :, None, None], at, (height, width), (1, 1), (0, 0), (height, width))
+        return cls(a[:, :, None, None], at, (height, width), (1, 1), (0, 0), (height, width), clear=True)
 
     def __len__(self) -> int:
         return len(self.a)
@@ -113,12 +115,20 @@ class Patches:
 
     def dense(self) -> Tensor:
         """Return the rows as whole maps (R, C, H, W), in channels_last."""
-        left, right, top, bottom = self._padding()
-        (height, width), (rows, channels) = self.size, self.a.shape[:2]
-        whole = self.a.new_zeros(rows, height + top + bottom, width + left + right, channels)
-        windows, number = self._windows(whole, top, left), torch.arange(rows, device=whole.device)
-        windows[number, self.at[:, 0], self.at[:, 1]] = self.a.permute(0, 2, 3, 1).flatten(2)
-        return whole[:, top : top + height, left : left + width].contiguous().permute(0, 3, 1, 2)
+        (rows, channels), (height, width) = self.a.shape[:2], self.window
+        lines, columns = (self._pixels(d) for d in (0, 1))  # of the window, at each line and column of the map
+        inside = ((lines >= 0) & (lines < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+        number = torch.arange(rows, device=inside.device).view(-1, 1, 1)
+        place = (number * height + lines[:, :, None]) * width + columns[:, None, :]
+        pixels = self.a.permute(0, 2, 3, 1).reshape(-1, channels)
+        pixels = torch.cat([pixels, pixels.new_zeros(1, channels)])
+        place = place.masked_fill(~inside, len(pixels) - 1).flatten()
+        return pixels.index_select(0, place).view(rows, *self.size, channels).permute(0, 3, 1, 2)
+
+    def _pixels(self, d: int) -> Tensor:
+        """Return the position in the window of each line (d = 0) or column (d = 1) of the map, for each row (R, n)."""
+        first = self.at[:, d, None] * self.stride[d] + self.shift[d]
+        return torch.arange(self.size[d], device=first.device) - first
 
     def _windows(self, padded: Tensor, top: int, left: int) -> Tensor:
         """Return a view of the windows at all positions, (N, most, most, h, w C), of padded maps (N, H, W, C)."""
@@ -137,14 +147,15 @@ class Patches:
 
     def cleared(self) -> Patches:
         """Return the rows with zeros outside of the map."""
-        if not any(self._padding()):
+        if self.clear or not any(self._padding()):
             return self
         inside = []
         for d in (0, 1):
             first = self.at[:, d, None] * self.stride[d] + self.shift[d]
             pixels = first + torch.arange(self.window[d], device=first.device)
             inside.append((pixels >= 0) & (pixels < self.size[d]))
-        return replace(self, a=self.a * (inside[0][:, None, :, None] & inside[1][:, None, None, :]))
+        mask = inside[0][:, None, :, None] & inside[1][:, None, None, :]
+        return replace(self, a=self.a * mask.to(self.a.dtype), clear=True)
 
     def plus(self, other: Patches) -> Patches | None:
         """Add rows of the same value with other windows. None if their windows move at different strides."""
@@ -159,7 +170,7 @@ class Patches:
         whole = F.pad(large.a.permute(0, 2, 3, 1), padding)  # channels_last
         (top, left), (height, width) = (small.shift[d] - first[d] for d in (0, 1)), small.window
         whole[:, top : top + height, left : left + width] += small.a.permute(0, 2, 3, 1)
-        return replace(self, a=whole.permute(0, 3, 1, 2), shift=(first[0], first[1]))
+        return replace(self, a=whole.permute(0, 3, 1, 2), shift=(first[0], first[1]), clear=self.clear and other.clear)
 
 
 def add_rows(a: Patches | Tensor, b: Patches | Tensor) -> Patches | Tensor:
@@ -187,6 +198,7 @@ def backward_patches(
         Coefficients of each value that it uses, and the constants A c (R,). None if there is no rule for the operation.
     """
     if rule is not None:
+        a = a.cleared()
         rows, constants = rule.backward(a.a, precise)
         return {ref: replace(a, a=each) for ref, each in rows.items()}, constants
     if len(node.refs) != 1 or not node.args or node.args[0] != Ref(node.refs[0]) or shape is None or len(shape) != 4:
@@ -204,6 +216,7 @@ def _convolution(node: Node, a: Patches, shape: torch.Size, precise: bool) -> tu
     arguments = convolution_arguments(node)
     if arguments is None:
         return None, a.a
+    a = a.cleared()
     before = _transposed(a.a, arguments._replace(padding=(0, 0)))
     constant = constants_of_channels(a.a, arguments.bias, precise)
     return _moved(a, before, arguments.stride, arguments.padding, shape), constant
@@ -238,26 +251,27 @@ def _average(node: Node, a: Patches, shape: torch.Size) -> Patches | None:
         return None
     height, width = pair(options["kernel_size"])
     stride = pair(options.get("stride") or (height, width))
-    channels = a.a.shape[1]
+    a, channels = a.cleared(), a.a.shape[1]
     kernel = a.a.new_full((channels, 1, height, width), 1 / (height * width))
     return _moved(a, F.conv_transpose2d(a.a, kernel, None, stride, 0, 0, channels), stride, (0, 0), shape)
 
 
 def _moved(a: Patches, before: Tensor, stride: tuple[int, int], padding: tuple[int, int], shape: torch.Size) -> Patches:
-    """Return patches of the input of a convolution, with zeros in its padding."""
+    """Return patches of the input of a convolution. The coefficients of its padding are not cleared."""
     return replace(
         a,
         a=before,
         stride=(a.stride[0] * stride[0], a.stride[1] * stride[1]),
         shift=(a.shift[0] * stride[0] - padding[0], a.shift[1] * stride[1] - padding[1]),
         size=(shape[2], shape[3]),
-    ).cleared()
+        clear=False,
+    )
 
 
 def backward_patch_activation(
     relaxation: LinearRelaxation | MaxPoolRelaxation, a: Patches, images: Tensor | slice
 ) -> tuple[Patches, Tensor]:
-    """Carry patches back through the relaxation of an activation.
+    """Carry patches back through the relaxation of an activation. It is 0 outside of the map, so the result is clear.
 
     Args:
         relaxation: the relaxation (B, ...) of the activation.
@@ -270,7 +284,7 @@ def backward_patch_activation(
     if isinstance(relaxation, MaxPoolRelaxation):
         return _max_pool(relaxation, a, images)
     before, constant = backward_relaxation(relaxation, a.a.unsqueeze(1), lambda b: a.gather(b, images).unsqueeze(1))
-    return replace(a, a=before.squeeze(1)), constant.squeeze(1)
+    return replace(a, a=before.squeeze(1), clear=True), constant.squeeze(1)
 
 
 def _max_pool(relaxation: MaxPoolRelaxation, a: Patches, images: Tensor | slice) -> tuple[Patches, Tensor]:

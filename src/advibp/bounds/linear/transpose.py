@@ -44,6 +44,12 @@ def mixes_elements(node: Node) -> bool:
     return rule_of(node) in _MIXING_RULES or not is_affine(node)
 
 
+def has_few_channels(node: Node) -> bool:
+    """Return whether a node is a 2d convolution of few channels, whose transpose is fast."""
+    convolution = convolution_arguments(node) if node.func in _CONV2D else None
+    return convolution is not None and convolution.groups == 1 and convolution.weight.shape[1] <= _FEW_CHANNELS
+
+
 def rule_of(node: Node) -> str:
     """Return the name of Box's rule for a node's operation."""
     return getattr(RULES.get(node.func), "__name__", "") if node.func else ""
