@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import advibp
-from advibp import Predictor, UserError, nets, predict
+from advibp import CollapseWarning, Predictor, UserError, nets, predict
 from advibp.bounds import Box, Rounded
 from advibp.verify import Prediction
 
@@ -290,3 +291,16 @@ def test_inputs_of_another_shape_are_refused() -> None:
         predictor(torch.zeros(1, 7, 7))
     with pytest.raises(UserError, match="most is 1e\\+39"):
         Predictor(network("FC 8").eval(), most=1e39)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-6])
+def test_a_constant_network_gives_a_warning(scale: float) -> None:
+    net = network("FC 8").eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Predictor(net, eps=0.1)(images(1)[0])
+    with torch.no_grad():
+        next(net.parameters()).mul_(scale)
+        list(net.parameters())[-1].copy_(torch.tensor([0.0, 3.0, 0.0]))
+    with pytest.warns(CollapseWarning, match="it predicts class 1 for every input"):
+        assert Predictor(net, eps=0.1)(images(1)[0]).certified

@@ -149,6 +149,10 @@ def _shown(radius: float, around: Perturbation) -> float:
 def _image(name: str, test: Test | None, shape: tuple[int, ...]) -> tuple[Tensor, int | None]:
     """Read an image (C, H, W), and its label if it is a test image."""
     if test is None or not name.startswith("test:"):
+        if len(shape) != 3:
+            raise UserError(
+                f"'{name}' is not a row of the table; give test:0, test:1 and so on, with --data FILE for another table."
+            )
         return single_image.read(name, shape), None  # type: ignore[arg-type]
     if not name[5:].isdecimal() or int(name[5:]) >= len(test):
         raise UserError(f"'{name}' is not a test image; give test:0 to test:{len(test) - 1}, or an image file.")

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from advibp.display.eps import format_eps
 
 #: With fewer images nothing is reported.
@@ -25,6 +27,10 @@ class CollapseWarning(UserWarning):
         >>> warnings.simplefilter("error", CollapseWarning)  # stop instead
         >>> warnings.resetwarnings()
     """
+
+
+#: Logits that change by less than this share of the gap between the two largest are those of a constant network.
+CONSTANT = 1e-3
 
 
 def collapse_messages(
@@ -56,6 +62,24 @@ def collapse_messages(
         f"The network never predicts {_classes(never, names)}, the label of {images:,} of the {len(labels):,} {what}. "
         "It has partly collapsed; train it for more epochs, with a longer warm-up or ramp, or with a smaller eps."
     ]
+
+
+def constant_message(logits: Tensor, names: Sequence[str] | None = None) -> str:
+    """Return a sentence if the logits hardly depend on the input; "" otherwise.
+
+    Args:
+        logits: outputs (N, K) for inputs that differ much from each other.
+        names: names of the classes. Default: their numbers.
+    """
+    if len(logits) < 2 or logits.shape[1] < 2 or not bool(logits.isfinite().all()):
+        return ""
+    first, second = logits.mean(0).topk(2).values
+    if float((logits - logits.mean(0)).abs().max()) >= CONSTANT * float(first - second):
+        return ""
+    return (
+        f"The network has collapsed: it predicts {_class(int(logits.mean(0).argmax()), names)} for every input. A "
+        "constant network is robust at every eps, so its certificates mean nothing."
+    )
 
 
 def guessing_message(labels: Sequence[int], right: int, what: str, names: Sequence[str] | None = None) -> str:

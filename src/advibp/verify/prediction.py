@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -21,9 +22,11 @@ from advibp.data.features import radii_of_features
 from advibp.errors import UserError
 from advibp.execution.modes import preserve_modes
 from advibp.execution.own_copy import run_on_copy
-from advibp.verify.argument_checks import check_eps, check_net, check_whole, is_finite, named, shortened
+from advibp.verify.argument_checks import check_eps, check_net, is_finite, named, shortened
 from advibp.verify.certification import arithmetic_of, check_range
+from advibp.verify.collapse import CollapseWarning, constant_message
 from advibp.verify.precision import check_types, full_precision
+from advibp.verify.prediction_inputs import image_shape, list_names, plain_array
 from advibp.verify.radius import per_image, proved_images
 from advibp.verify.radius_search import FIRST_RADII, search_radii
 from advibp.verify.recorded_bounds import Program, record
@@ -146,7 +149,7 @@ class Predictor:
         if isinstance(eps, Mapping):
             if perturbation.scale is not None:
                 raise UserError("eps by name and perturbation both give a radius per feature; give one of them.")
-            radii = radii_of_features(eps, _names("feature_names", feature_names))
+            radii = radii_of_features(eps, list_names("feature_names", feature_names))
             eps, perturbation = Perturbation.from_radii(radii, perturbation.low, perturbation.high)
         self.eps = None if eps is None else check_eps(eps, 1.0 if perturbation.is_pixels else math.inf)
         if radius is not None and not isinstance(radius, bool):
@@ -160,8 +163,8 @@ class Predictor:
         self.tolerance = float(tolerance)
         self.arithmetic = arithmetic_of(net, arithmetic)
         check_arithmetic(self.by, self.arithmetic)
-        self.class_names = _names("class_names", class_names)
-        self.input_shape = _shape(input_shape)
+        self.class_names = list_names("class_names", class_names)
+        self.input_shape = image_shape(input_shape)
         self._first_shape: tuple[int, ...] | None = None  # of an input in the first call
         first = next(net.parameters(), None)
         if first is None:
@@ -229,7 +232,7 @@ class Predictor:
         """Return a batch of images in the type of the network, and whether one image was given."""
         if not isinstance(x, Tensor | np.ndarray):
             raise UserError(f"The images are {named(x)}, but must be a tensor or an array: call {USAGE}.")
-        x = _plain_array(x)
+        x = plain_array(x)
         try:
             images = torch.as_tensor(x).detach()
         except (TypeError, ValueError, RuntimeError):
@@ -274,6 +277,16 @@ class Predictor:
         if not self._tested and len(images):
             check_function(self._net, images, self.perturbation.within)
             self._tested = True
+            if self.perturbation.is_pixels:
+                self._warn_if_constant(images[:1])
+
+    def _warn_if_constant(self, image: Tensor) -> None:
+        """Warn if black, white, noise and an image (1, C, H, W) have nearly the same logits."""
+        noise = torch.rand(8, *image.shape[1:], generator=torch.Generator().manual_seed(0)).to(image)
+        inputs = torch.cat([image, torch.zeros_like(image), torch.ones_like(image), noise])
+        message = constant_message(run_on_copy(self._net, inputs), self.class_names)
+        if message:
+            warnings.warn(message, CollapseWarning, stacklevel=4)
 
     def _record(self) -> None:
         """Record the IBP pass of one image, and of the radii of one round of the search."""
@@ -350,35 +363,6 @@ class Predictor:
         else:
             holds = proved_images(self._net, ball, labels, self.by)
         return holds.view(len(x), count)
-
-
-def _names(name: str, values: Any) -> list[str] | None:
-    """Return names as texts; None stays None."""
-    if values is None:
-        return None
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
-        raise UserError(f"{name} is {shortened(values)}, but must be a list of names.")
-    return [str(each) for each in values]
-
-
-def _shape(values: Any) -> tuple[int, ...] | None:
-    """Return the shape of an input; None stays None."""
-    if values is None:
-        return None
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
-        raise UserError(f"input_shape is {shortened(values)}, but must be the shape of one input, such as (1, 28, 28).")
-    return tuple(check_whole("A number in input_shape", each, 1) for each in values)
-
-
-def _plain_array(x: Any) -> Any:
-    """Return an array that torch can read: without missing values, in the machine's byte order, not reversed."""
-    if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
-        raise UserError("The images are an array with masked values; fill them in, or leave these images out.")
-    if isinstance(x, np.ndarray) and (any(step < 0 for step in x.strides) or not x.dtype.isnative):
-        return x.astype(x.dtype.newbyteorder("="), order="C")
-    if isinstance(x, np.ndarray) and not x.flags.writeable:  # torch warns about these
-        return x.copy()
-    return x
 
 
 def _copied(net: nn.Module) -> tuple[nn.Module, bool]:
