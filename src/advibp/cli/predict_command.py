@@ -151,9 +151,9 @@ def _image(name: str, test: Test | None, shape: tuple[int, ...]) -> tuple[Tensor
     if test is None or not name.startswith("test:"):
         if len(shape) != 3:
             raise UserError(
-                f"'{name}' is not a row of the table; give test:0, test:1 and so on, with --data FILE for another table."
+                f"'{name}' is not a row of the table; give test:0, test:1 and so on, with --data FILE for others."
             )
-        return single_image.read(name, shape), None  # type: ignore[arg-type]
+        return single_image.read(name, shape), None
     if not name[5:].isdecimal() or int(name[5:]) >= len(test):
         raise UserError(f"'{name}' is not a test image; give test:0 to test:{len(test) - 1}, or an image file.")
     x, y = test.batch(torch.tensor([int(name[5:])]))
