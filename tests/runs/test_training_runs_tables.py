@@ -181,6 +181,11 @@ def test_radii_by_name_on_the_command_line(run: Path, capsys: pytest.CaptureFixt
     assert facts["eps"][0]["verdicts"] == dict(expected.counts(50.0))
     assert cli.main(["predict", str(run), "test:0", "--eps", "radius=1,area=50", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["eps"] == 50
+    files = set()
+    for radii in ("radius=1,area=50", "radius=2,area=50"):
+        assert cli.main(["attack", str(run), "--limit", "4", "--steps", "2", "--json", "--eps", radii]) == 0
+        files.add(json.loads(capsys.readouterr().out)["eps"][0]["examples"])
+    assert len(files) == 2
     assert cli.main(["predict", str(run), str(FILE)]) == 2
     assert "is not a row of the table; give test:0" in capsys.readouterr().err
     for wrong, word in ((["rdius=1"], "did you mean 'radius'?"), (["radius=1", "area=2"], "one value")):

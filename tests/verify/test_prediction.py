@@ -304,3 +304,14 @@ def test_a_constant_network_gives_a_warning(scale: float) -> None:
         list(net.parameters())[-1].copy_(torch.tensor([0.0, 3.0, 0.0]))
     with pytest.warns(CollapseWarning, match="it predicts class 1 for every input"):
         assert Predictor(net, eps=0.1)(images(1)[0]).certified
+
+
+def test_a_wide_range_does_not_hide_a_small_radius() -> None:
+    net, x = network("FC 8").eval(), images(1)[0]
+    narrow, wide = (predict(net, x, most=most).radius for most in (1.0, 1e30))
+    assert abs(wide - narrow) <= 2e-3 * narrow
+
+
+def test_the_number_of_names_is_checked() -> None:
+    with pytest.raises(UserError, match="class_names has 1 names, but the network has 3 classes"):
+        predict(network("FC 8").eval(), images(1)[0], class_names=["a"])

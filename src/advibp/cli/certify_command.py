@@ -37,7 +37,7 @@ from advibp.errors import UserError
 from advibp.execution.device import resolve_device
 from advibp.recipe import Recipe
 from advibp.runs import open_with_facts
-from advibp.runs.run_files import certify_folder_name
+from advibp.runs.run_files import set_suffix
 from advibp.runs.run_sources import load_run_data
 from advibp.storage import checkpoint
 from advibp.verify import Attack, Certificate, certify
@@ -230,7 +230,7 @@ def run_certify(args: argparse.Namespace) -> int:
 def _folder_name(args: argparse.Namespace, trained: Perturbation, around: Perturbation) -> str:
     """Name of the folder of a certification. Other data or radii than the run's have a folder of their own."""
     stage = "" if args.stage is None else f"-stage-{args.stage}"
-    return f"{certify_folder_name(trained, around)}{stage}" + ("" if args.own_data else f"-on-{Path(args.data).stem}")
+    return f"certify{set_suffix(trained, around)}{stage}" + ("" if args.own_data else f"-on-{Path(args.data).stem}")
 
 
 def run_attack(args: argparse.Namespace) -> None:
@@ -239,11 +239,11 @@ def run_attack(args: argparse.Namespace) -> None:
     attack = _attack(args)
     rows: list[dict[str, Any]] = []
     table = Table("eps", "images", "standard error", "attack error", title=escape(f"{args.run}: {attack}"))
-    radii_of_all, around = _radii(args.eps, recipe, around, test)
+    trained, (radii_of_all, around) = around, _radii(args.eps, recipe, around, test)
     for eps in radii_of_all:
         with Counting("attacking", progress_console()) as counting:
             result = attack_all(net, test, eps, attack, seed=args.seed, progress=counting.progress, perturbation=around)
-        file = Path(args.run) / "attack" / f"eps-{eps:g}.safetensors"
+        file = Path(args.run) / f"attack{set_suffix(trained, around)}" / f"eps-{eps:g}.safetensors"
         file.parent.mkdir(exist_ok=True)
         tensors = {"x_adv": result.x_adv, "broken": result.broken}
         checkpoint.save(file, tensors, {"eps": eps, "attack": str(attack)})

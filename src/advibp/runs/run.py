@@ -21,7 +21,7 @@ from advibp.errors import UserError
 from advibp.execution.modes import preserve_modes
 from advibp.moved import RenamedKeys
 from advibp.recipe import Recipe
-from advibp.runs.run_files import certify_folder_name
+from advibp.runs.run_files import set_suffix
 from advibp.runs.run_plot import plot_history
 from advibp.runs.run_sources import load_run_data
 from advibp.storage.metric_names import OLD_NAMES
@@ -120,7 +120,7 @@ class Run(Summarized):
         images = self._images(data, limit)
         eps, around = self._radii(eps)
         if data is None and self.path is not None:
-            options = {"out": self.path / certify_folder_name(self.perturbation, around), **options}
+            options = {"out": self.path / f"certify{set_suffix(self.perturbation, around)}", **options}
         return certify(self.net, images, eps, **{"perturbation": around, **options})
 
     def attack(

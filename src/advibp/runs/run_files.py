@@ -206,15 +206,18 @@ def read_run(path: str | Path) -> RunFiles:
     )
 
 
-def certify_folder_name(trained: Perturbation, around: Perturbation) -> str:
-    """Return the name of the folder of a certification: "certify", with a suffix for other radii than the run's.
+def set_suffix(trained: Perturbation, around: Perturbation) -> str:
+    """Return the suffix of folders with results about another set than the run's, such as "-radii-1f2e3d4c".
 
     Args:
         trained: the set of the training.
-        around: the set of the certification.
+        around: the set of a certification or an attack.
+
+    Returns:
+        "" if both are the same.
     """
     name = set_fingerprint(around)
-    return "certify" if name == set_fingerprint(trained) else f"certify-radii-{name[:8]}"
+    return "" if name == set_fingerprint(trained) else f"-radii-{name[:8]}"
 
 
 def _certified(folder: RunFolder) -> tuple[dict[int | None, Certification], dict[int | None, str]]:

@@ -26,7 +26,7 @@ from advibp.verify.argument_checks import check_eps, check_net, is_finite, named
 from advibp.verify.certification import arithmetic_of, check_range
 from advibp.verify.collapse import CollapseWarning, constant_message
 from advibp.verify.precision import check_types, full_precision
-from advibp.verify.prediction_inputs import image_shape, list_names, plain_array
+from advibp.verify.prediction_inputs import check_autocast, image_shape, list_names, plain_array
 from advibp.verify.radius import per_image, proved_images
 from advibp.verify.radius_search import FIRST_RADII, search_radii
 from advibp.verify.recorded_bounds import Program, record
@@ -218,7 +218,7 @@ class Predictor:
 
     def _certifying(self) -> ExitStack:
         """Return the context of a proof: full precision, no gradients, evaluation mode."""
-        check_types(self._net) if not self._is_copy else _check_autocast(self._like)
+        check_types(self._net) if not self._is_copy else check_autocast(self._like)
         stack = ExitStack()
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
@@ -307,6 +307,9 @@ class Predictor:
         logits = run_on_copy(self._net, x)
         if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(x):
             raise UserError("The network does not return logits of shape (images, classes).")
+        if self.class_names is not None and len(self.class_names) != logits.shape[1]:
+            count = f"class_names has {len(self.class_names)} names, but the network has {logits.shape[1]} classes"
+            raise UserError(f"{count}; give one name for each class.")
         finite, y = logits.isfinite().all(1), logits.argmax(1)
         proofs = self._proofs(x, y, finite)
         scores = logits.softmax(1).amax(1).nan_to_num().tolist()
@@ -342,8 +345,7 @@ class Predictor:
         return [(h or r >= eps, max(r, eps) if h else r) for h, r in zip(holds, radii, strict=True)]
 
     def _name(self, index: int) -> str:
-        known = self.class_names is not None and index < len(self.class_names)
-        return self.class_names[index] if known else str(index)  # type: ignore[index]
+        return str(index) if self.class_names is None else self.class_names[index]
 
     def _prove(self, x: Tensor, radii: Tensor, y: Tensor) -> Tensor:
         """Return which radii (B, R) of images (B, ...) are proved for the classes y (B,), as bools (B, R)."""
@@ -371,11 +373,6 @@ def _copied(net: nn.Module) -> tuple[nn.Module, bool]:
         return copy.deepcopy(net).eval().requires_grad_(False), True
     except Exception:  # such as networks with weights that are results of computations
         return net, False
-
-
-def _check_autocast(like: Tensor) -> None:
-    if torch.is_autocast_enabled(like.device.type):
-        raise UserError(f"autocast is on for {like.device.type}; predict outside of torch.autocast.")
 
 
 def predict(net: nn.Module, x: Any, **options: Any) -> Any:

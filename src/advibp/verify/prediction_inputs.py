@@ -1,4 +1,4 @@
-"""Check the names, the shape and the arrays that a predictor is given."""
+"""Check what a predictor is given: names, a shape, arrays, and the mode of the device."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from advibp.errors import UserError
 from advibp.verify.argument_checks import check_whole, shortened
@@ -38,3 +40,9 @@ def plain_array(x: Any) -> Any:
     if isinstance(x, np.ndarray) and not x.flags.writeable:  # torch warns about these
         return x.copy()
     return x
+
+
+def check_autocast(like: Tensor) -> None:
+    """Refuse autocast on the device of a tensor, because it changes the arithmetic of the network."""
+    if torch.is_autocast_enabled(like.device.type):
+        raise UserError(f"autocast is on for {like.device.type}; predict outside of torch.autocast.")

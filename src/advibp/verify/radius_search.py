@@ -11,7 +11,8 @@ from torch import Tensor
 FIRST_RADII = (0.004, 0.01, 0.025, 0.06, 0.12, 0.2, 0.3, 0.45)
 #: Ratio of the radii of a round, while none is proved.
 RATIO = 8.0
-#: The search of an image ends without a proof when the smallest failed radius is below this share of the largest one.
+#: The search of an image ends without a proof when the smallest failed radius is below this, or, if the largest radius is
+#: below 1, below this share of it.
 SMALLEST = 1e-9
 
 
@@ -49,7 +50,7 @@ def search_radii(
         # Without progress the ends are neighboring numbers.
         searching = any(
             failed - proved > tolerance * failed
-            and (proved > 0 or failed > SMALLEST * most)
+            and (proved > 0 or failed > SMALLEST * min(most, 1.0))
             and (proved, failed) != old
             for (proved, failed), old in zip(ends, before, strict=True)
         )
