@@ -11,8 +11,8 @@ from torch import Tensor
 from advibp.execution.own_copy import run_on_copy
 from advibp.verify.exact.question import Question
 
-#: Numbers in the random points on which the network is run first, and the most points.
-_SCREENED, _MOST_SCREENED = 2**15, 4096
+#: Numbers in the points of the second attempt, and the most points. It is left out if it has no more than the first.
+_MANY_NUMBERS, _MANY_POINTS = 2**15, 4096
 
 
 def falsify(
@@ -20,8 +20,7 @@ def falsify(
 ) -> Tensor | None:
     """Search for a counterexample (1, ...) from the center of the box and from random points.
 
-    With few inputs, the network is first run on many random points: a counterexample may lie in a small region that no
-    descent reaches from a few points.
+    With few inputs there is a second attempt from many points, few of which may reach a counterexample.
 
     Args:
         question: The network, the box and the unsafe conjunctions.
@@ -33,22 +32,25 @@ def falsify(
     """
     if any(len(rows) == 0 for rows, _ in question.unsafe):  # an empty conjunction always holds
         return question.broken_by(question.lower)
+    deadline = time.monotonic() + seconds
+    found = _attempt(question, deadline, steps, starts, most, seed)
+    many = min(_MANY_POINTS, _MANY_NUMBERS // max(1, question.lower.numel()))
+    if found is not None or many <= most or time.monotonic() > deadline:
+        return found
+    each = max(starts, many // max(1, len(question.unsafe)))
+    return _attempt(question, deadline, steps, each, many, seed + 1)
+
+
+def _attempt(question: Question, deadline: float, steps: int, starts: int, most: int, seed: int) -> Tensor | None:
+    """Descend from `starts` points for each conjunction, at most `most` together."""
     generator = torch.Generator().manual_seed(seed)
     which = torch.randperm(len(question.unsafe), generator=generator)[: max(1, most // starts)].repeat_interleave(
         starts
     )
-    screened = _SCREENED // max(1, question.lower.numel())
-    if screened >= starts:
-        share = torch.rand(min(screened, _MOST_SCREENED), *question.lower.shape[1:], generator=generator).to(
-            question.lower
-        )
-        broken = question.broken_by(question.lower + (question.upper - question.lower) * share)
-        if broken is not None:
-            return broken
     share = torch.rand(len(which), *question.lower.shape[1:], generator=generator, dtype=torch.float64)
     share[::starts] = 0.5
     points = question.lower + (question.upper - question.lower) * share.to(question.lower)
-    return downhill(question, points, which, steps=steps, deadline=time.monotonic() + seconds)
+    return downhill(question, points, which, steps=steps, deadline=deadline)
 
 
 def downhill(
