@@ -11,8 +11,8 @@ from torch import Tensor
 FIRST_RADII = (0.004, 0.01, 0.025, 0.06, 0.12, 0.2, 0.3, 0.45)
 #: Ratio of the radii of a round, while none is proved.
 RATIO = 8.0
-#: The search of an image ends without a proof when the smallest failed radius is below this number; if the largest radius
-#: is below 1, below this share of it.
+#: The search of an image ends without a proof when the smallest failed radius is below this number. If the largest
+#: radius is below 1, the limit is this share of it.
 SMALLEST = 1e-9
 
 
