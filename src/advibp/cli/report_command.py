@@ -48,7 +48,7 @@ def run_report(args: argparse.Namespace) -> None:
     for note in notes:
         NOTES.print(f"left out: {note}", style="yellow", markup=False, soft_wrap=True)
     NOTES.print(f"reading the images of {len(runs)} run{'s' * (len(runs) > 1)}", style="dim")
-    out = write_report(args.run, args.out, title=args.title, images=args.images, data_root=args.data_root)
+    out = write_report(runs, args.out, title=args.title, images=args.images, data_root=args.data_root)
     size = out.stat().st_size / 1e6
     if args.json:
         print_json({"report": out, "bytes": out.stat().st_size, "left_out": notes})

@@ -11,11 +11,14 @@ from advibp.report.html import write_page
 from advibp.report.naming import names_of
 from advibp.report.shown_images import Count
 from advibp.runs import Run
-from advibp.runs.run_files import read_run
+from advibp.runs.run_files import RunFiles, read_run
+
+#: What names a run.
+Source = str | Path | Run | RunFiles
 
 
 def write_report(
-    runs: str | Path | Run | Sequence[str | Path | Run],
+    runs: Source | Sequence[Source],
     out: str | Path | None = None,
     *,
     title: str = "",
@@ -25,7 +28,7 @@ def write_report(
     """Write one HTML page about runs, as `advibp report` does. The page needs no network connection.
 
     Args:
-        runs: A folder of a run, a `Run` that has a folder, or several of them.
+        runs: A folder of a run, a `Run` that has a folder, what `read_run` returns, or several of them.
         out: The HTML file. Default: report.html in the folder of the run; of several runs, in the current folder.
         title: Title of the page. Default: the names of the runs.
         images: Number of images in the page: a number, "all", or "auto", as many as fit into 6 MB. Default: "auto".
@@ -47,7 +50,7 @@ def write_report(
     several = runs if isinstance(runs, list | tuple) else [runs]
     if not several:
         raise UserError("There is no run to report; give a folder of a run, or several.")
-    files = [read_run(_folder(run)) for run in several]
+    files = [_read(run) for run in several]
     page = Path(out or (files[0].path if len(files) == 1 else Path()) / "report.html")
     if page.is_dir():
         raise UserError(f"{page} is a folder; give out a file, such as {page / 'report.html'}.")
@@ -59,11 +62,13 @@ def write_report(
     return page
 
 
-def _folder(run: object) -> str | Path:
+def _read(run: object) -> RunFiles:
+    if isinstance(run, RunFiles):
+        return run
     if isinstance(run, Run):
         if run.path is None:
             raise UserError("The run has no folder; train it with out=FOLDER, or give the folder of a run.")
-        return run.path
+        return read_run(run.path)
     if not isinstance(run, str | Path):
         raise UserError(f"A run is of type {type(run).__name__}, but must be a Run or the folder of one.")
-    return run
+    return read_run(run)
