@@ -43,6 +43,50 @@ def test_never_below_crown_and_sound_at_attacked_points(kind: str) -> None:
     assert (margins >= found - 1e-9).all()
 
 
+def random_slopes(lines: object, image: Tensor) -> Tensor:
+    """Return random values of the free slopes, and CROWN's slopes of the other neurons."""
+    assert isinstance(lines, LinearRelaxation)
+    assert lines.free is not None
+    low, high = torch.tensor(lines.slope_range, dtype=torch.float64)
+    slopes = torch.lerp(low, high, torch.rand_like(lines.free_slopes))
+    return torch.where(lines.free, slopes, lines.free_slopes)[image]
+
+
+@pytest.mark.parametrize("kind", ["smooth fc", "smooth conv"])
+@pytest.mark.parametrize("seed", range(5))
+@torch.no_grad()
+def test_any_slopes_of_curves_are_sound(seed: int, kind: str) -> None:
+    net, box, y = some(seed, 2, 0.4, kind)
+    bounds = crown(net, box)
+    rows, others, image = bounds.margin_rows(y)
+    points = box.center + box.radius * (torch.rand(2000, *box.shape, dtype=torch.float64) * 2 - 1).sign()
+    output = net(points.flatten(0, 1)).unflatten(0, (2000, 2))
+    margins = (output.gather(2, y.view(1, -1, 1).expand(2000, -1, 1)) - output).amin(0)
+    least = margins.gather(1, others).flatten() + 1e-9
+    for _ in range(5):
+        slopes = {index: random_slopes(bounds.relaxation(index), image) for index in bounds.activations}
+        assert (bounds.lower(bounds.tape.output, rows, image, slopes) <= least).all()
+    own = {index: bounds.relaxation(index).free_slopes[image] for index in bounds.activations}
+    close(bounds.lower(bounds.tape.output, rows, image, own), bounds.lower(bounds.tape.output, rows))
+
+
+@torch.no_grad()
+def test_better_slopes_of_curves() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(4, 10),
+        nn.Tanh(),
+        nn.Linear(10, 10),
+        nn.Sigmoid(),
+        nn.Linear(10, 10),
+        nn.LeakyReLU(),
+        nn.Linear(10, 3),
+    ).double()
+    bounds, y = crown(net, Box.ball(torch.rand(2, 4).double(), 0.5)), torch.tensor([0, 2])
+    before = bounds.margins(y)
+    assert (alpha_margins(bounds, y)[before < 0] > before[before < 0]).all()
+
+
 @settings(max_examples=12)
 @given(st.integers(0, 10_000))
 @torch.no_grad()
@@ -52,12 +96,7 @@ def test_any_slopes_in_range_are_sound(seed: int) -> None:
     rows, others, image = bounds.margin_rows(y)
     exact = exact_margins(net, box, int(y))[others[0]] + 1e-9
     for _ in range(5):
-        slopes = {}
-        for index in bounds.activations:
-            lines = bounds.relaxation(index)
-            assert isinstance(lines, LinearRelaxation)
-            assert lines.free is not None
-            slopes[index] = torch.where(lines.free, torch.rand_like(lines.lower_slope), lines.lower_slope)[image]
+        slopes = {index: random_slopes(bounds.relaxation(index), image) for index in bounds.activations}
         assert (bounds.lower(bounds.tape.output, rows, image, slopes) <= exact).all()
 
 
@@ -98,7 +137,8 @@ def test_overflow_does_not_replace_a_bound(monkeypatch: pytest.MonkeyPatch) -> N
 
 @torch.no_grad()
 def test_networks_without_unstable_neurons_keep_their_margins() -> None:
-    for net in (nn.Sequential(nn.Linear(4, 3)).double(), nn.Sequential(nn.Linear(4, 3), nn.Tanh()).double()):
+    active = nn.Sequential(nn.ReLU(), nn.Linear(4, 3)).double()  # over [0, 1]
+    for net in (nn.Sequential(nn.Linear(4, 3)).double(), active):
         bounds = crown(net, Box.ball(torch.rand(2, 4).double(), 0.3))
         y = torch.tensor([0, 2])
         assert torch.equal(alpha_margins(bounds, y), bounds.margins(y))

@@ -12,7 +12,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from advibp.bounds.linear.relaxation import ACTIVATIONS, LinearRelaxation, is_unstable, leaky_relu, max_pool2d, relu
+from advibp.bounds.linear.relaxation import (
+    ACTIVATIONS,
+    LinearRelaxation,
+    SShaped,
+    is_unstable,
+    leaky_relu,
+    max_pool2d,
+    relu,
+)
 from advibp.errors import UserError
 
 FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[..., LinearRelaxation]]] = {
@@ -29,6 +37,13 @@ ends = st.one_of(
     st.floats(-1e-5, 1e-5),
     st.sampled_from([0.0, -0.0, 1.0, -1.0, 1e-300, -1e-300, 5e-324, 20.0, -20.0, 1e30, -1e30, 1e200, -1e200]),
 )
+
+
+def assert_enclosed(f: Callable[[Tensor], Tensor], lines: LinearRelaxation, x: Tensor) -> None:
+    shift = 0.0 if lines.lower_intercept is None else lines.lower_intercept
+    below, above = lines.lower_slope * x + shift, lines.upper_slope * x + lines.upper_intercept
+    for slope, line in ((lines.lower_slope, f(x) - below), (lines.upper_slope, above - f(x))):
+        assert (line >= -1e-13 * (1 + slope * x.abs().max())).all()
 
 
 def double(*numbers: float) -> Tensor:
@@ -55,13 +70,48 @@ def test_lines_enclose_their_activation(name: str, one: float, other: float) -> 
     lower, upper = sorted((one, other))
     lines = relaxed(double(lower), double(upper))
     x = grid(lower, upper)
-    shift = 0.0 if lines.lower_intercept is None else lines.lower_intercept
-    below, above = lines.lower_slope * x + shift, lines.upper_slope * x + lines.upper_intercept
-    for slope, line in ((lines.lower_slope, f(x) - below), (lines.upper_slope, above - f(x))):
-        assert (line >= -1e-13 * (1 + slope * max(-lower, upper))).all()
-    if lines.free is not None and bool(lines.free):  # any slope in the range is sound
-        for slope in torch.linspace(*lines.slope_range, 5, dtype=torch.float64):
-            assert (slope * x + shift <= f(x) + 1e-12 * x.abs()).all()
+    assert_enclosed(f, lines, x)
+    for share in torch.linspace(0, 1, 5, dtype=torch.float64):  # any slope in the range is sound
+        if lines.curve is not None:
+            slopes = torch.stack([share, (share * 1.7) % 1]).view(1, 2)
+            assert_enclosed(f, lines.curve.with_slopes(slopes, double(lower), double(upper)), x)
+        elif lines.free is not None and bool(lines.free):
+            assert_enclosed(f, lines._replace(lower_slope=torch.lerp(*double(*lines.slope_range), share)), x)
+
+
+@settings(max_examples=200)
+@given(name=st.sampled_from(["sigmoid", "tanh"]), lower=st.floats(-8, 0), upper=st.floats(0, 8))
+@example("tanh", -1.0, 1.0)
+@example("sigmoid", -0.1, 8.0)
+def test_lines_of_curves_are_nearly_as_tight_as_any(name: str, lower: float, upper: float) -> None:
+    """The area between the lines is proportional to their distance in the middle. A grid of slopes is the reference."""
+    lines, low, up = FUNCTIONS[name][1](double(lower), double(upper)), double(lower), double(upper)
+    assert lines.curve is not None
+    assert lines.lower_intercept is not None
+
+    def ends(found: LinearRelaxation) -> tuple[Tensor, Tensor]:
+        middle = (lower + upper) / 2
+        return found.lower_slope * middle + found.lower_intercept, found.upper_slope * middle + found.upper_intercept
+
+    slopes = torch.linspace(0, 1, 401, dtype=torch.float64).view(-1, 1, 1).expand(-1, 2, 1)
+    least, most = ends(lines.curve.with_slopes(slopes, low.expand(401, 1), up.expand(401, 1)))
+    at_middle = ends(lines)
+    assert at_middle[1] - at_middle[0] <= 1.6 * (most.amin() - least.amax()) + 1e-3
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "tanh"])
+@pytest.mark.parametrize("ends", [(-3.0, 2.0), (-0.5, 4.0), (0.5, 1.0), (-2.0, -1.0)])
+def test_gradients_of_free_slopes_and_bounds(name: str, ends: tuple[float, float]) -> None:
+    """The tangent point has no gradient, and the slope has; finite differences agree with that."""
+    curve = FUNCTIONS[name][1]
+    assert isinstance(curve, SShaped)
+
+    def intercepts(slopes: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]:
+        return curve.with_slopes(slopes, lower, upper)[:4]
+
+    slopes = torch.tensor([[0.3, 0.6]], dtype=torch.float64, requires_grad=True)
+    lower, upper = (double(end).requires_grad_() for end in ends)
+    assert torch.autograd.gradcheck(intercepts, (slopes, lower, upper))
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-9, 1.0, 1e9, 1e150])

@@ -1,6 +1,7 @@
 """alpha-CROWN (Xu et al. 2021): optimize the slopes alpha of the lower lines of unstable neurons.
 
-Every alpha in the slope range of an unstable neuron gives a sound bound.
+Every alpha in the slope range of an unstable neuron gives a sound bound. The lower and the upper line of a sigmoid or
+tanh have free slopes too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from advibp.bounds.linear.ascent import Variable, ascend
 from advibp.bounds.linear.crown import LinearBounds
-from advibp.bounds.linear.relaxation import LinearRelaxation
+from advibp.bounds.linear.relaxation import CURVE_RATE, LinearRelaxation
 
 
 def alpha_margins(bounds: LinearBounds, y: Tensor, *, steps: int = 20, lr: float = 0.25) -> Tensor:
@@ -50,7 +51,12 @@ def _optimize(bounds: LinearBounds, a: Tensor, image: Tensor, steps: int, lr: fl
     """Return optimized lower bounds (R,) of the rows of A (R, K); -inf if there is nothing to optimize."""
     relaxations = {index: bounds.relaxation(index) for index in bounds.activations}
     slopes = {
-        index: Variable(relaxation.lower_slope[image], relaxation.free[image], relaxation.slope_range)
+        index: Variable(
+            relaxation.free_slopes[image],
+            relaxation.free[image],
+            relaxation.slope_range,
+            CURVE_RATE if relaxation.curve else 1.0,
+        )
         for index, relaxation in relaxations.items()
         if isinstance(relaxation, LinearRelaxation) and relaxation.free is not None
     }

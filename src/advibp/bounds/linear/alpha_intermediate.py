@@ -1,4 +1,4 @@
-"""alpha-CROWN on intermediate bounds: optimize the slopes of lower lines for the bounds of each unstable neuron.
+"""alpha-CROWN on intermediate bounds: optimize the slopes of the relaxations for the bounds of each neuron.
 
 CROWN bounds every neuron with the same slopes. Here each bound of each neuron has its own. Blocks (`Reduced`) are
 tightened from the first to the last, so that later ones use the relaxations of tighter bounds. The slopes are found in
@@ -9,14 +9,15 @@ kept, so bounds never get worse.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from advibp.bounds.linear.ascent import Variable, ascend
+from advibp.bounds.linear.ascent import ascend
 from advibp.bounds.linear.crown import LinearBounds
 from advibp.bounds.linear.kinks import Kinks, UndecidedWindows
-from advibp.bounds.linear.reduced import Lines, Reduced
+from advibp.bounds.linear.reduced import Lines, Reduced, Rows
 
 #: Neurons per backward pass, and numbers, which limits the memory.
 _NEURONS, _NUMBERS = 256, 2**24
@@ -48,13 +49,14 @@ def optimize_intermediate(bounds: LinearBounds, *, deadline: float, steps: int =
             continue
         of_block = found[number]
         assert not isinstance(of_block, UndecidedWindows)
-        exact = [b.relax(lo[None], up[None], reduced.unit) for b, (lo, up) in zip(reduced.blocks, ends, strict=True)]
+        wide = [(lo[None], up[None]) for lo, up in ends]
+        exact = [b.relax(lo, up, reduced.unit) for b, (lo, up) in zip(reduced.blocks, wide, strict=True)]
         count = max(1, min(_NEURONS, _NUMBERS // max(1, 2 * block.columns.start)))
         for neurons in torch.arange(len(block.bias), device=block.bias.device).split(count):
             if time.monotonic() > deadline:
                 complete = False
                 break
-            lower, upper = _optimized(reduced, single, number, neurons, exact, steps, lr, deadline)
+            lower, upper = _optimized(reduced, single, number, neurons, wide, exact, steps, lr, deadline)
             lo, up = ends[number]
             lo[neurons], up[neurons] = torch.fmax(lo[neurons], lower), torch.fmin(up[neurons], upper)
         first, last = ends[number]
@@ -71,6 +73,7 @@ def _optimized(
     single: Reduced,
     number: int,
     neurons: Tensor,
+    ends: list[tuple[Tensor, Tensor]],
     exact: list[Lines],
     steps: int,
     lr: float,
@@ -78,43 +81,35 @@ def _optimized(
 ) -> tuple[Tensor, Tensor]:
     """Return bounds (R,) of pre-activations of a block."""
     count = 2 * len(neurons)
-    blocks = [i for i in range(number) if reduced.blocks[i].is_relu]
-    lines = [Lines(*(None if part is None else part.float() for part in line)) for line in exact[:number]]  # type: ignore[arg-type]
-    variables = [
-        Variable(lines[i].slope.expand(count, -1), lines[i].gap > 0, (reduced.blocks[i].negative_slope, 1.0))
-        for i in blocks
-    ]
+    blocks = [i for i in range(number) if reduced.blocks[i].ceiling is None]
+    lines = [_cast(line, torch.float32) for line in exact[:number]]
+    free = {i: single.blocks[i].free_slopes(lines[i]) for i in blocks}
+    variables = [v._replace(start=v.start.expand(count, *v.start.shape[1:])) for v in free.values()]
     rows = single.pre_activations(number, neurons)
-    center, radius = single.center.expand(count, -1), single.radius.expand(count, -1)
 
-    def with_slopes(line: Lines, slope: Tensor) -> Lines:
-        return line._replace(
-            slope=slope, difference=line.slope + line.difference - slope, gap=line.gap.expand_as(slope)
-        )
-
-    def lower(values: list[Tensor]) -> Tensor:
+    def minimum(of: Reduced, rows: Rows, lines: list[Lines], values: Iterable[Tensor]) -> Tensor:
         slopes = dict(zip(blocks, values, strict=True))
 
-        def of(i: int) -> Lines:
+        def of_block(i: int) -> Lines:
             if i in slopes:
-                return with_slopes(lines[i], slopes[i])
+                lo, up = (end.to(of.center) for end in ends[i])
+                return of.blocks[i].with_slopes(lines[i], slopes[i], lo, up, of.unit)
             return Lines(*(None if part is None else part.expand(count, -1) for part in lines[i]))  # type: ignore[arg-type]
 
-        return single.minimum(single.backward(rows, of), center, radius)
+        center, radius = of.center.expand(count, -1), of.radius.expand(count, -1)
+        return of.minimum(of.backward(rows, of_block), center, radius)
+
+    def lower(values: list[Tensor]) -> Tensor:
+        return minimum(single, rows, lines, values)
 
     # Above 0 the neuron is stable, so its bound need not be better.
     best = ascend(lower, variables, steps=steps, lr=lr, enough=1e-3, deadline=deadline).values if blocks else []
     with torch.no_grad():
         # Limits in float64: the slope of a leaky ReLU, rounded to float32, may be too small.
         limited = (value.to(reduced.center).clamp(*v.limits) for value, v in zip(best, variables, strict=True))
-        slopes = dict(zip(blocks, limited, strict=True))
-
-        def confirmed(i: int) -> Lines:
-            if i in slopes:
-                return with_slopes(exact[i], slopes[i])
-            return Lines(*(None if part is None else part.expand(count, -1) for part in exact[i]))  # type: ignore[arg-type]
-
-        rows = reduced.pre_activations(number, neurons)
-        center, radius = reduced.center.expand(count, -1), reduced.radius.expand(count, -1)
-        first, last = reduced.minimum(reduced.backward(rows, confirmed), center, radius).view(2, -1)
+        first, last = minimum(reduced, reduced.pre_activations(number, neurons), exact, limited).view(2, -1)
     return first, -last
+
+
+def _cast(lines: Lines, dtype: torch.dtype) -> Lines:
+    return Lines(*(None if part is None else part.to(dtype) for part in lines))  # type: ignore[arg-type]

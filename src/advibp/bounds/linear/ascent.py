@@ -21,11 +21,13 @@ class Variable(NamedTuple):
         start: initial values (R, ...).
         free: which of them may change, (R, ...) or broadcastable.
         limits: (smallest, largest) value.
+        rate: learning rate relative to that of the others.
     """
 
     start: Tensor
     free: Tensor
     limits: tuple[float, float]
+    rate: float = 1.0
 
 
 class AscentResult(NamedTuple):
@@ -58,7 +60,8 @@ def ascend(
         The best bounds and values of each row. A NaN does not count as a bound: a row without another bound gets -inf.
     """
     values = [v.start.detach().clone().clamp_(*v.limits).requires_grad_() for v in variables]
-    optimizer = torch.optim.Adam(values, lr=lr, maximize=True)
+    groups = [{"params": [value], "lr": lr * v.rate} for value, v in zip(values, variables, strict=True)]
+    optimizer = torch.optim.Adam(groups, maximize=True)
     best, best_values = None, [n.detach().clone() for n in values]
     for step in range(steps + 1):
         with torch.enable_grad():
@@ -77,7 +80,8 @@ def ascend(
         for value, grad, variable in zip(values, grads, variables, strict=True):
             value.grad = None if grad is None else grad * variable.free
         optimizer.step()
-        optimizer.param_groups[0]["lr"] *= 0.95
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.95
         with torch.no_grad():
             for value, variable in zip(values, variables, strict=True):
                 value.clamp_(*variable.limits)

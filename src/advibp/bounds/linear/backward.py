@@ -34,7 +34,9 @@ from advibp.bounds.linear.relaxation import (
     POOLS,
     LinearRelaxation,
     MaxPoolRelaxation,
+    SShaped,
     cover_rounding,
+    curve_error,
     max_pool2d,
 )
 from advibp.bounds.linear.rounding_losses import RoundingErrors
@@ -52,7 +54,7 @@ from advibp.bounds.rounded import Rounded
 from advibp.bounds.rounding import Rounding, size
 from advibp.bounds.zonotope import Zonotope
 
-#: Activation (node) -> slopes of its lower lines (R, ...).
+#: Activation (node) -> its free slopes (R, ...) or (R, 2, ...), see `LinearRelaxation.free_slopes`.
 Slopes = dict[int, Tensor]
 #: Activation (node), rows of its output and their images -> rows of its input, and constants (R,).
 ActivationBackward = Callable[[int, Any, Tensor | slice], tuple[Any, Tensor]]
@@ -166,7 +168,7 @@ class BackwardPass:
             index: the node.
             a: coefficients A (R, ...) of its value.
             image: image of each row (R,). Default: every image has the same number of rows, in order.
-            slopes: lower slopes (R, ...) of the free neurons, by activation. They need `image`. Default: CROWN's.
+            slopes: free slopes of each row, by activation. They need `image`. Default: CROWN's.
 
         Returns:
             Lower bounds (R,).
@@ -372,11 +374,22 @@ class BackwardPass:
         if isinstance(relaxation, MaxPoolRelaxation):
             indices = torch.arange(len(self.box), device=a.device)[images]
             return backward_max_pool(relaxation.take(indices.repeat_interleave(len(a) // len(indices))), a)
-        of_rows = LinearRelaxation(*(None if v is None else v[images].unsqueeze(1) for v in relaxation[:4]))  # type: ignore[arg-type]
-        if slopes is not None:
-            of_rows = of_rows._replace(lower_slope=slopes.unsqueeze(1))
+        if slopes is not None and relaxation.curve is not None:
+            of_rows = self._curve_lines(number, relaxation.curve, slopes, images)
+        else:
+            of_rows = LinearRelaxation(*(None if v is None else v[images].unsqueeze(1) for v in relaxation[:4]))  # type: ignore[arg-type]
+            if slopes is not None:
+                of_rows = of_rows._replace(lower_slope=slopes.unsqueeze(1))
         before, constant = backward_relaxation(of_rows, a.view(len(of_rows.upper_slope), -1, *a.shape[1:]))
         return before.view(a.shape), constant.flatten()
+
+    def _curve_lines(self, number: int, curve: SShaped, slopes: Tensor, images: Tensor | slice) -> LinearRelaxation:
+        """Return the lines (R, 1, ...) of a curve with the given slopes (R, 2, ...)."""
+        lower, upper = (end[images] for end in self.intermediate_bounds[self._pre_activation_of(number)])
+        lines = curve.with_slopes(slopes, lower, upper)
+        if self.rounding is not None:
+            lines = lines.widened(curve_error(lower, upper, self.rounding))
+        return LinearRelaxation(*(part.unsqueeze(1) for part in lines[:4]))  # type: ignore[arg-type, union-attr]
 
     def relaxation(self, index: int) -> LinearRelaxation | MaxPoolRelaxation:
         """Return the relaxation of an activation over the bounds of its input."""

@@ -8,7 +8,6 @@ and a network that was trained to be certified has few kinks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,10 +17,9 @@ from torch import Tensor
 from advibp.bounds.domain import unsupported, without_autocast
 from advibp.bounds.linear.crown import LinearBounds
 from advibp.bounds.linear.relaxation import (
-    ACTIVATIONS,
     PIECEWISE_LINEAR,
-    LinearRelaxation,
     MaxPoolRelaxation,
+    SShaped,
     is_unstable,
 )
 
@@ -101,14 +99,14 @@ class Curves:
         elements: their indices (K,) in the flattened value of this node, and of the activation.
         lower: lower bounds (K,) of the input.
         upper: upper bounds (K,) of the input.
-        relaxation: function of bounds (D, K) that returns the lines of the activation.
+        relaxation: the activation.
     """
 
     pre_activation: int
     elements: Tensor
     lower: Tensor
     upper: Tensor
-    relaxation: Callable[[Tensor, Tensor], LinearRelaxation]
+    relaxation: SShaped
 
     @property
     def outputs(self) -> Tensor:
@@ -163,9 +161,9 @@ class Kinks:
             return _undecided_windows(pre_activation, relaxation, lower, upper)
         func = bounds.tape.nodes[number].func
         if func not in PIECEWISE_LINEAR:
-            if self._curves and len(bounds.tape.nodes[number].args) <= 1:
+            if self._curves and relaxation.curve is not None and len(bounds.tape.nodes[number].args) <= 1:
                 every = torch.arange(lower.numel(), device=lower.device)
-                return Curves(pre_activation, every, lower, upper, ACTIVATIONS[func])
+                return Curves(pre_activation, every, lower, upper, relaxation.curve)
             unsupported(
                 f"{bounds.tape.name(number)} is not piecewise linear, so there is no exact verification",
                 "verify it by crown or alpha-crown.",

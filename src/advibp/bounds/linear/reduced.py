@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from advibp.bounds.linear.activations import _BackwardRelaxation
+from advibp.bounds.linear.ascent import Variable
 from advibp.bounds.linear.kinks import Curves, Kinks, Linear, UndecidedWindows, UnstableRelus
-from advibp.bounds.linear.relaxation import LinearRelaxation, is_unstable
+from advibp.bounds.linear.relaxation import CURVE_RATE, LinearRelaxation, SShaped, is_unstable
 
 #: The number of the input among the sources of a block.
 INPUT = -1
@@ -54,7 +55,7 @@ class Block:
     lower: Tensor
     upper: Tensor
     negative_slope: float = 0.0
-    curve: Callable[[Tensor, Tensor], LinearRelaxation] | None = None
+    curve: SShaped | None = None
     ceiling: Tensor | None = None
 
     @property
@@ -70,12 +71,7 @@ class Block:
             one = torch.ones_like(lower)
             return Lines(one, -one, (self.ceiling + 32 * unit * self.sizes).expand_as(lower))
         if self.curve is not None:
-            lines = self.curve(lower, upper)
-            assert lines.lower_intercept is not None
-            moved = 256 * unit * (3 + 5 * self.sizes)
-            start = lines.lower_intercept - moved
-            gap = lines.upper_intercept + moved - start
-            return Lines(lines.lower_slope, lines.upper_slope - lines.lower_slope, gap, start)
+            return self._lines_of(self.curve(lower, upper), unit)
         a = self.negative_slope
         unstable = is_unstable(lower, upper)
         share = upper / torch.where(unstable, upper - lower, 1.0)
@@ -83,6 +79,30 @@ class Block:
         chord = torch.where(unstable, a + (1 - a) * share, on)
         intercept = torch.where(unstable, (a - 1) * lower * share + 32 * unit * self.sizes, 0.0)
         return Lines(on, chord - on, intercept)
+
+    def free_slopes(self, lines: Lines) -> Variable:
+        """Return the slopes that may change, (D, K) or, of both lines of a curve, (D, 2, K); see `LinearRelaxation`."""
+        if self.curve is None:
+            return Variable(lines.slope, lines.gap > 0, (self.negative_slope, 1.0))
+        both = torch.stack([lines.slope, lines.slope + lines.difference], 1) / self.curve.steepest
+        return Variable(both, torch.ones_like(both, dtype=torch.bool), (0.0, 1.0), CURVE_RATE)
+
+    def with_slopes(self, lines: Lines, slopes: Tensor, lower: Tensor, upper: Tensor, unit: float) -> Lines:
+        """Return `lines` for bounds (1, K) with other free slopes (R, K) or (R, 2, K)."""
+        if self.curve is not None:
+            ends = (end.expand(len(slopes), -1) for end in (lower, upper))
+            return self._lines_of(self.curve.with_slopes(slopes, *ends), unit)
+        return lines._replace(
+            slope=slopes, difference=lines.slope + lines.difference - slopes, gap=lines.gap.expand_as(slopes)
+        )
+
+    def _lines_of(self, curve: LinearRelaxation, unit: float) -> Lines:
+        """Return the lines of a curve, moved outward."""
+        assert curve.lower_intercept is not None
+        moved = 256 * unit * (3 + 5 * self.sizes)
+        start = curve.lower_intercept - moved
+        gap = curve.upper_intercept + moved - start
+        return Lines(curve.lower_slope, curve.upper_slope - curve.lower_slope, gap, start)
 
 
 class Lines(NamedTuple):

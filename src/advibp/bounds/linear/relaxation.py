@@ -8,6 +8,7 @@ CROWN replaces every activation by its relaxation. Every function takes l, u (B,
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,9 @@ from torch import Tensor
 
 from advibp.bounds.domain import Func, spellings, unsupported
 from advibp.bounds.rounding import Rounding
+
+#: Learning rate of the free slopes of curves, relative to those of ReLUs. Their best values lie near the default.
+CURVE_RATE = 0.1
 
 
 class LinearRelaxation(NamedTuple):
@@ -26,8 +30,9 @@ class LinearRelaxation(NamedTuple):
         lower_intercept: intercept of the lower line, or None if it is 0.
         upper_slope: slope of the upper line.
         upper_intercept: intercept of the upper line.
-        free: neurons whose lower slope may be any number in `slope_range`; None if there are none.
-        slope_range: (smallest, largest) lower slope of these neurons.
+        free: neurons with free slopes, (B, ...) or (B, 2, ...) as `free_slopes`; None if there are none.
+        slope_range: (smallest, largest) free slope of these neurons.
+        curve: the activation, if it is s-shaped.
     """
 
     lower_slope: Tensor
@@ -36,6 +41,22 @@ class LinearRelaxation(NamedTuple):
     upper_intercept: Tensor
     free: Tensor | None = None
     slope_range: tuple[float, float] = (0.0, 1.0)
+    curve: SShaped | None = None
+
+    @property
+    def free_slopes(self) -> Tensor:
+        """The slopes that may change: those of the lower lines (B, ...), or of both lines (B, 2, ...) of a curve.
+
+        Those of a curve are relative to its slope at 0.
+        """
+        if self.curve is None:
+            return self.lower_slope
+        return (torch.stack([self.lower_slope, self.upper_slope], 1) / self.curve.steepest).clamp(*self.slope_range)
+
+    def widened(self, by: Tensor) -> LinearRelaxation:
+        """Move both lines of a curve outwards by a number (B, ...)."""
+        assert self.lower_intercept is not None
+        return self._replace(lower_intercept=self.lower_intercept - by, upper_intercept=self.upper_intercept + by)
 
 
 def relu(lower: Tensor, upper: Tensor) -> LinearRelaxation:
@@ -87,34 +108,76 @@ def is_unstable(lower: Tensor, upper: Tensor) -> Tensor:
     return ~(lower >= 0) & ~(upper <= 0)
 
 
-def _s_shaped(f: Callable[[Tensor], Tensor], derivative: Callable[[Tensor], Tensor]) -> Callable[..., LinearRelaxation]:
-    """Return the relaxation of an s-shaped f: convex below 0, concave above 0, and f' even with its maximum at 0.
+@dataclass(frozen=True)
+class SShaped:
+    """The relaxation of an s-shaped f: convex below 0, concave above 0, and f' even with its maximum at 0.
 
-    With m = (l + u)/2, the chord through (l, f(l)) and (u, f(u)), and the tangent t(x) = f(m) + f'(m) (x - m):
+    For every t >= 0 there is a pair of lines with slope s = f'(t). The function g(x) = f(x) - s x decreases up to -t,
+    increases up to t, and decreases again. Over [l, u] its minimum is therefore at -t, moved into [l, u], or at u, and
+    its maximum is at t, moved into [l, u], or at l:
 
-        0 <= l        f is concave:  chord <= f <= tangent at m
-        u <= 0        f is convex:   tangent at m <= f <= chord
-        l < 0 < u     with k = min(f'(l), f'(u)):  f(l) + k (x - l) <= f(x) <= f(u) + k (x - u)
+        s x + min(g(clamp(-t, l, u)), g(u)) <= f(x) <= s x + max(g(clamp(t, l, u)), g(l))
 
-    The last case holds because f' >= k on [l, u], so f(x) - k x is nondecreasing. The same two lines are used if u - l
-    < 1e-6, where the slope of the chord would be dominated by rounding errors.
+    These are the tightest lines with this slope. Lower and upper line may have different slopes, and each slope in
+    [0, f'(0)] is sound. The default is the slope of the chord or that of the tangent at the middle of [l, u],
+    whichever gives the smaller area. If u - l < 1e-6, it is f' at the middle, because the slope of the chord would be
+    dominated by rounding errors.
+
+    Attributes:
+        f: the activation.
+        derivative: f'.
+        steepest: f'(0).
+        position: v in [0, 1] -> the t >= 0 with f'(t) = v f'(0). It may be inaccurate, because f'(t) is computed again.
+
+    Examples:
+        >>> import torch
+        >>> from advibp.bounds.linear.relaxation import ACTIVATIONS
+        >>> lines = ACTIVATIONS[torch.tanh](torch.tensor([-1.0]), torch.tensor([1.0]))  # chord and parallel lines
+        >>> bool(lines.lower_slope == lines.upper_slope), bool(lines.lower_intercept == -lines.upper_intercept)
+        (True, True)
     """
 
-    def relax(lower: Tensor, upper: Tensor) -> LinearRelaxation:
-        middle, width = (lower + upper) / 2, upper - lower
-        at_lower, at_upper, at_middle = f(lower), f(upper), f(middle)
-        flat = width < 1e-6
-        chord = torch.where(flat, derivative(middle), (at_upper - at_lower) / torch.where(flat, 1.0, width))
-        tangent, least = derivative(middle), torch.minimum(derivative(lower), derivative(upper))
-        concave, convex = lower >= 0, upper <= 0
-        lower_slope = torch.where(flat, least, torch.where(concave, chord, torch.where(convex, tangent, least)))
-        upper_slope = torch.where(flat, least, torch.where(concave, tangent, torch.where(convex, chord, least)))
-        by_tangent = at_middle - tangent * middle
-        lower_intercept = torch.where(convex & ~flat, by_tangent, at_lower - lower_slope * lower)
-        upper_intercept = torch.where(concave & ~flat, by_tangent, at_upper - upper_slope * upper)
-        return LinearRelaxation(lower_slope, lower_intercept, upper_slope, upper_intercept)
+    f: Callable[[Tensor], Tensor]
+    derivative: Callable[[Tensor], Tensor]
+    steepest: float
+    position: Callable[[Tensor], Tensor]
 
-    return relax
+    def __call__(self, lower: Tensor, upper: Tensor) -> LinearRelaxation:
+        """Return the lines over [l, u], (B, ...) each."""
+        middle, width = (lower + upper) / 2, upper - lower
+        flat = width < 1e-6
+        chord = (self.f(upper) - self.f(lower)) / torch.where(flat, 1.0, width)
+        chord = (torch.where(flat, self.derivative(middle), chord) / self.steepest).clamp(0, 1)
+        tangents = torch.stack([middle.clamp(max=0), middle.clamp(min=0)], 1)  # the lower line is a tangent at x <= 0
+        tangents = torch.where(flat.unsqueeze(1), chord.unsqueeze(1), self.derivative(tangents) / self.steepest)
+        chords = torch.stack([chord, chord], 1)
+        by_chord, by_tangent = (self.with_slopes(slopes, lower, upper) for slopes in (chords, tangents))
+        tighter = [
+            _at(by_tangent[:2], middle) > _at(by_chord[:2], middle),
+            _at(by_tangent[2:4], middle) < _at(by_chord[2:4], middle),
+        ]
+        slopes = torch.where(torch.stack(tighter, 1), tangents, chords)
+        free = torch.ones_like(slopes, dtype=torch.bool)
+        return self.with_slopes(slopes, lower, upper)._replace(free=free, curve=self)
+
+    def with_slopes(self, slopes: Tensor, lower: Tensor, upper: Tensor) -> LinearRelaxation:
+        """Return the lines with given slopes (B, 2, ...) of the lower and the upper line, relative to f'(0)."""
+        t = self.position(slopes.detach().clamp(0, 1))
+        s = self.derivative(t)
+        if slopes.requires_grad:
+            s = s + (slopes - slopes.detach()) * self.steepest
+        below, above = s.unbind(1)
+        first, last = torch.maximum(-t[:, 0], lower), torch.minimum(t[:, 1], upper)
+        # By the envelope theorem the tangent point has no gradient, unless it is an end.
+        first, last = torch.minimum(first, upper), torch.maximum(last, lower)
+        least = torch.minimum(self.f(first) - below * first, self.f(upper) - below * upper)
+        most = torch.maximum(self.f(last) - above * last, self.f(lower) - above * lower)
+        return LinearRelaxation(below, least, above, most)
+
+
+def _at(line: tuple[Any, ...], x: Tensor) -> Tensor:
+    """Return the value of a line, given by slope and intercept, at x."""
+    return line[0] * x + line[1]
 
 
 def _sigmoid_slope(x: Tensor) -> Tensor:
@@ -122,9 +185,19 @@ def _sigmoid_slope(x: Tensor) -> Tensor:
     return torch.sigmoid(x) * torch.sigmoid(-x)
 
 
+def _sigmoid_position(v: Tensor) -> Tensor:
+    """Solve sigmoid(t) sigmoid(-t) = v / 4: sigmoid(-t) = (1 - sqrt(1 - v)) / 2."""
+    return -torch.logit(v / (2 * (1 + (1 - v).sqrt())))
+
+
 def _tanh_slope(x: Tensor) -> Tensor:
     """The derivative 1 - tanh(x)^2."""
     return 1 - torch.tanh(x) ** 2
+
+
+def _tanh_position(v: Tensor) -> Tensor:
+    """Solve 1 - tanh(t)^2 = v."""
+    return torch.atanh((1 - v).sqrt())
 
 
 #: Piecewise linear activations with a kink at 0. Tighter bounds help only their unstable neurons.
@@ -133,8 +206,8 @@ PIECEWISE_LINEAR = frozenset(spellings("relu relu_ leaky_relu leaky_relu_"))
 ACTIVATIONS: dict[Func | None, Callable[..., LinearRelaxation]] = {
     **dict.fromkeys(spellings("relu relu_"), relu),
     **dict.fromkeys(spellings("leaky_relu leaky_relu_"), leaky_relu),
-    **dict.fromkeys(spellings("sigmoid sigmoid_"), _s_shaped(torch.sigmoid, _sigmoid_slope)),
-    **dict.fromkeys(spellings("tanh tanh_"), _s_shaped(torch.tanh, _tanh_slope)),
+    **dict.fromkeys(spellings("sigmoid sigmoid_"), SShaped(torch.sigmoid, _sigmoid_slope, 0.25, _sigmoid_position)),
+    **dict.fromkeys(spellings("tanh tanh_"), SShaped(torch.tanh, _tanh_slope, 1.0, _tanh_position)),
 }
 
 
@@ -206,6 +279,11 @@ def max_pool2d(
 POOLS = frozenset(spellings("max_pool2d"))
 
 
+def curve_error(lower: Tensor, upper: Tensor, rounding: Rounding) -> Tensor:
+    """Return the error (B, ...) of the lines of an s-shaped curve over [l, u], whose slopes are at most 1."""
+    return 256 * rounding.w * (3 + 5 * torch.maximum(lower.abs(), upper.abs()))
+
+
 def cover_rounding(
     relaxation: LinearRelaxation | MaxPoolRelaxation, lower: Tensor, upper: Tensor, rounding: Rounding
 ) -> tuple[LinearRelaxation | MaxPoolRelaxation, Tensor]:
@@ -215,7 +293,8 @@ def cover_rounding(
     The computed slope is wrong by a few w, the unit roundoff of the bounds (`Rounding.w`). This moves a line by that
     number times the magnitude of x. The intercepts are widened by this. In the backward pass, coefficients are
     multiplied by slopes (4 roundings) and by intercepts, which are added up. Both errors are multiples of the
-    coefficients' magnitudes.
+    coefficients' magnitudes. The error covers every choice of the free slopes. Curves have slopes in [0, 1], and values
+    and intercepts of magnitude at most 1 and 1 + |x|.
 
     Args:
         relaxation: the relaxation.
@@ -230,16 +309,13 @@ def cover_rounding(
     if isinstance(relaxation, MaxPoolRelaxation):
         terms = max(2 * relaxation.pick.shape[2], relaxation.ceiling[0].numel())
         return relaxation, relaxation.largest(sizes) * (2 * rounding.bounds_sum(terms)) + rounding.tiny
-    steepness = 1 + relaxation.lower_slope.abs() + relaxation.upper_slope.abs()
-    if relaxation.lower_intercept is None:  # slope at most 1, through 0
+    if relaxation.curve is None:  # slope at most 1, through 0
         moved = torch.where(relaxation.free, 32 * w * sizes, 0.0) if relaxation.free is not None else 32 * w * sizes
         relaxation = relaxation._replace(upper_intercept=relaxation.upper_intercept + moved)
         shifts = relaxation.upper_intercept.abs()
+        slopes = relaxation.lower_slope.abs() + relaxation.upper_slope.abs()
     else:
-        moved = 256 * w * (1 + steepness * sizes + relaxation.lower_intercept.abs() + relaxation.upper_intercept.abs())
-        relaxation = relaxation._replace(
-            lower_intercept=relaxation.lower_intercept - moved, upper_intercept=relaxation.upper_intercept + moved
-        )
-        shifts = relaxation.lower_intercept.abs() + relaxation.upper_intercept.abs()  # type: ignore[union-attr]
-    error = 32 * w * steepness * sizes + rounding.bounds_sum(lower[0].numel()) * shifts
+        relaxation, shifts = relaxation.widened(curve_error(lower, upper, rounding)), 2.01 * (1 + sizes)
+        slopes = torch.full_like(sizes, 2.0)
+    error = 32 * w * (1 + slopes) * sizes + rounding.bounds_sum(lower[0].numel()) * shifts
     return relaxation, error + rounding.tiny
