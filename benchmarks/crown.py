@@ -90,7 +90,7 @@ def measure(source: Path, case: tuple[str, str, int, float], trained: Path, side
     """Run one case with one version. `side` is the side of random images; 0 for MNIST."""
     net, weights, *numbers = case
     if weights in TRAINING:
-        weights = str(_trained(net, weights, trained) / "model.safetensors")
+        weights = str(trained_network(net, weights, trained) / "model.safetensors")
     elif weights != "random":
         weights = str(Path(weights) / "model.safetensors")
     environment = os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
@@ -99,7 +99,7 @@ def measure(source: Path, case: tuple[str, str, int, float], trained: Path, side
     return dict(json.loads(output))
 
 
-def _trained(net: str, weights: str, folder: Path) -> Path:
+def trained_network(net: str, weights: str, folder: Path) -> Path:
     """Return the folder of a trained network, which is trained on the first call."""
     out = folder / (net if weights == "standard" else f"{net}-{weights}")
     options = f"{TRAINING[weights]} --epochs 2 --limit 10000 --threads 1 --resume --out {out}"

@@ -6,6 +6,8 @@ tanh have free slopes too.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,9 @@ from advibp.bounds.linear.crown import LinearBounds
 from advibp.bounds.linear.relaxation import CURVE_RATE, LinearRelaxation
 
 
-def alpha_margins(bounds: LinearBounds, y: Tensor, *, steps: int = 20, lr: float = 0.25) -> Tensor:
+def alpha_margins(
+    bounds: LinearBounds, y: Tensor, *, steps: int = 20, lr: float = 0.25, deadline: float = math.inf
+) -> Tensor:
     """Compute lower bounds of the margins, optimized where CROWN's are not above 0. They are never below CROWN's.
 
     Args:
@@ -22,6 +26,7 @@ def alpha_margins(bounds: LinearBounds, y: Tensor, *, steps: int = 20, lr: float
         y: labels (B,).
         steps: steps of the optimization. Default: 20.
         lr: learning rate. Default: 0.25.
+        deadline: stop after this time of `time.monotonic`. Default: no limit.
 
     Returns:
         Lower bounds (B, K) of z_y - z_k.
@@ -42,12 +47,12 @@ def alpha_margins(bounds: LinearBounds, y: Tensor, *, steps: int = 20, lr: float
     best = margins.gather(1, others).flatten()
     for chosen in torch.nonzero(best <= 0).flatten().split(bounds.at_once):
         if len(chosen):
-            optimized = _optimize(bounds, rows[chosen], image[chosen], steps, lr)
+            optimized = _optimize(bounds, rows[chosen], image[chosen], steps, lr, deadline)
             best[chosen] = torch.fmax(best[chosen], optimized)  # ignores NaN
     return margins.scatter(1, others, best.view(others.shape))
 
 
-def _optimize(bounds: LinearBounds, a: Tensor, image: Tensor, steps: int, lr: float) -> Tensor:
+def _optimize(bounds: LinearBounds, a: Tensor, image: Tensor, steps: int, lr: float, deadline: float) -> Tensor:
     """Return optimized lower bounds (R,) of the rows of A (R, K); -inf if there is nothing to optimize."""
     relaxations = {index: bounds.relaxation(index) for index in bounds.activations}
     slopes = {
@@ -66,4 +71,4 @@ def _optimize(bounds: LinearBounds, a: Tensor, image: Tensor, steps: int, lr: fl
     def lower(values: list[Tensor]) -> Tensor:
         return bounds.lower(bounds.tape.output, a, image, dict(zip(slopes, values, strict=True)))
 
-    return ascend(lower, list(slopes.values()), steps=steps, lr=lr).bounds
+    return ascend(lower, list(slopes.values()), steps=steps, lr=lr, deadline=deadline).bounds

@@ -1,9 +1,12 @@
 """alpha-CROWN on intermediate bounds: optimize the slopes of the relaxations for the bounds of each neuron.
 
-CROWN bounds every neuron with the same slopes. Here each bound of each neuron has its own. Blocks (`Reduced`) are
-tightened from the first to the last, so that later ones use the relaxations of tighter bounds. The slopes are found in
+CROWN bounds every neuron with the same slopes. Here each bound of each neuron has its own. The slopes are found in
 float32; the bounds that count are computed once with them, in the arithmetic of the given bounds. The best of both is
 kept, so bounds never get worse.
+
+The blocks (`Reduced`) that cost least come first, because the time may not suffice for all of them. They are often the
+last ones, which are small and have the loosest bounds. They are tightened once more when blocks before them were
+tightened. Within a block, the neurons with the loosest relaxations come first.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from torch import Tensor
 
 from advibp.bounds.linear.ascent import ascend
 from advibp.bounds.linear.crown import LinearBounds
-from advibp.bounds.linear.kinks import Kinks, UndecidedWindows
+from advibp.bounds.linear.kinks import AnyKinks, Kinks, UndecidedWindows
 from advibp.bounds.linear.reduced import Lines, Reduced, Rows
 
 #: Neurons per backward pass, and numbers, which limits the memory.
@@ -40,32 +43,58 @@ def optimize_intermediate(bounds: LinearBounds, *, deadline: float, steps: int =
         if kinks.too_many:
             return False
         reduced = Reduced(kinks)
-    single = reduced.single()
     found = [kinks_of for kinks_of in kinks.of.values() if len(kinks_of.outputs)]
-    ends = [(block.lower.clone(), block.upper.clone()) for block in reduced.blocks]
-    complete = True
-    for number, block in enumerate(reduced.blocks):
-        if block.ceiling is not None or not any(source >= 0 for source in block.matrices):
-            continue
-        of_block = found[number]
+    search = _Search(bounds, reduced, found, deadline, steps, lr)
+    order = sorted(search.tightenable, key=search.cost)
+    again = sorted(n for k, n in enumerate(order) if any(later < n for later in order[k + 1 :]))
+    return all(search.tighten(number) for number in [*order, *again])  # if one is not complete, the time is over
+
+
+class _Search:
+    """Tightens the bounds of one block after the other."""
+
+    def __init__(
+        self, bounds: LinearBounds, reduced: Reduced, found: list[AnyKinks], deadline: float, steps: int, lr: float
+    ) -> None:
+        self.bounds, self.reduced, self.single, self.found = bounds, reduced, reduced.single(), found
+        self.deadline, self.steps, self.lr = deadline, steps, lr
+        self.ends = [(block.lower.clone(), block.upper.clone()) for block in reduced.blocks]
+
+    @property
+    def tightenable(self) -> list[int]:
+        """Blocks of activations that depend on other blocks."""
+        blocks = enumerate(self.reduced.blocks)
+        return [n for n, block in blocks if block.ceiling is None and any(source >= 0 for source in block.matrices)]
+
+    def cost(self, number: int) -> int:
+        """Return the number of multiplications of a backward pass from all neurons of a block."""
+        blocks = self.reduced.blocks[: number + 1]
+        return len(blocks[-1].bias) * sum(matrix.numel() for block in blocks for matrix in block.matrices.values())
+
+    def tighten(self, number: int) -> bool:
+        """Tighten the bounds of a block, and return whether there was time for all of its neurons."""
+        block, of_block, complete = self.reduced.blocks[number], self.found[number], True
         assert not isinstance(of_block, UndecidedWindows)
-        wide = [(lo[None], up[None]) for lo, up in ends]
-        exact = [b.relax(lo, up, reduced.unit) for b, (lo, up) in zip(reduced.blocks, wide, strict=True)]
-        count = max(1, min(_NEURONS, _NUMBERS // max(1, 2 * block.columns.start)))
-        for neurons in torch.arange(len(block.bias), device=block.bias.device).split(count):
-            if time.monotonic() > deadline:
+        lo, up = self.ends[number]
+        wide = [(low[None], high[None]) for low, high in self.ends]
+        exact = [b.relax(*ends, self.reduced.unit) for b, ends in zip(self.reduced.blocks, wide, strict=True)]
+        loose = exact[number].gap[0].clone()  # 0 for a stable neuron
+        at_once = max(1, min(_NEURONS, _NUMBERS // max(1, 2 * block.columns.start)))
+        for neurons in loose.argsort(descending=True)[: int((loose > 0).sum())].split(at_once):
+            if time.monotonic() > self.deadline:
                 complete = False
                 break
-            lower, upper = _optimized(reduced, single, number, neurons, wide, exact, steps, lr, deadline)
-            lo, up = ends[number]
-            lo[neurons], up[neurons] = torch.fmax(lo[neurons], lower), torch.fmin(up[neurons], upper)
-        first, last = ends[number]
-        lower, upper = (end.clone().flatten() for end in bounds.intermediate_bounds[of_block.pre_activation])
-        lower[of_block.elements], upper[of_block.elements] = torch.minimum(first, last), torch.maximum(first, last)
-        ends[number] = torch.minimum(first, last), torch.maximum(first, last)
-        shape = bounds.intermediate_bounds[of_block.pre_activation][0].shape
-        bounds.tighten(of_block.pre_activation, lower.view(shape), upper.view(shape))
-    return complete
+            lower, upper = _optimized(
+                self.reduced, self.single, number, neurons, wide, exact, self.steps, self.lr, self.deadline
+            )
+            lower, upper = torch.fmax(lo[neurons], lower), torch.fmin(up[neurons], upper)
+            lo[neurons], up[neurons] = torch.minimum(lower, upper), torch.maximum(lower, upper)
+        ends = tuple(end.clone().flatten() for end in self.bounds.intermediate_bounds[of_block.pre_activation])
+        for end, tightened in zip(ends, (lo, up), strict=True):
+            end[of_block.elements] = tightened
+        shape = self.bounds.intermediate_bounds[of_block.pre_activation][0].shape
+        self.bounds.tighten(of_block.pre_activation, *(end.view(shape) for end in ends))
+        return complete
 
 
 def _optimized(
