@@ -3,7 +3,7 @@
     python benchmarks/alpha_crown.py --images 100 --eps 0.03 --seconds 1
 
 The network is dm-small after standard training (two epochs on 10,000 images). Every image has the same time limit in
-both ways, CROWN's bounds included, and one thread. Images that CROWN proves are left out. Bounds are in real arithmetic.
+both ways, CROWN's bounds included, and one thread. Images that CROWN proves are left out. Bounds ignore rounding.
 Printed are, for the smallest margin of each image: the mean of its lower bound, and how many images are proved.
 """
 
