@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from advibp.objectives import Settings
-from advibp.parsers import Span, integer, number, one_of, or_word, span
+from advibp.parsers import Span, flag, integer, number, one_of, or_word, span
 from advibp.recipe.option import option
 
 OPTIMIZERS = ("adam", "adamw", "radam")
@@ -69,6 +69,12 @@ class LaterKeys:
         one_of("running", "population"),
         "BatchNorm statistics of evaluation and the final network; running: moving averages; population: computed from "
         "all training images; averaged weights always have the latter",
+    )
+    compile: bool = option(
+        False,
+        flag,
+        "compile the ReLUs of interval bounds by torch.compile, which needs a C++ compiler; the result is the same up "
+        "to rounding",
     )
     crop_padding: str = option(
         "zeros", one_of("zeros", "edge"), "pixels outside of an image that is shifted by crop; edge: the nearest pixels"

@@ -24,7 +24,7 @@ KEY_GROUPS: dict[str, tuple[str, ...]] = {
         "Layer-wise stages": "stages stage_epochs stage_lr stage_lr_milestones",
         "Network": "weights init normalize batchnorm batchnorm_evaluation",
         "Images": "data_root label size flip crop crop_padding limit validation select",
-        "Machine": "threads device at_once recompute",
+        "Machine": "threads device at_once recompute compile",
         "Comparison": "published",
     }.items()
 }

@@ -15,7 +15,7 @@ from advibp.storage.run_folder import RunFolder
 from advibp.training import Training
 
 #: Recipe keys that may differ when a run is resumed: they change the result only by rounding.
-MAY_DIFFER = ("device", "threads", "at_once", "recompute", "data", "data_root", "published")
+MAY_DIFFER = ("device", "threads", "at_once", "recompute", "compile", "data", "data_root", "published")
 #: Recipe keys of the layer-wise stages. They may be changed until the stages begin, also in a finished run.
 _STAGE_KEYS = ("stages", "stage_epochs", "stage_lr", "stage_lr_milestones")
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from advibp.bounds import Box
+from advibp.bounds.compiling import compiled_relus
 from advibp.bounds.graph.pre_activations import record_pre_activations
 from advibp.errors import UserError
 from advibp.execution import batchnorm, recompute
@@ -48,6 +49,8 @@ def check(training: Training) -> None:
 
 def _check_options(training: Training) -> None:
     recipe, method = training.recipe, training.method
+    with compiled_relus(recipe.compile):  # raises if there is no compiler
+        pass
     if (recipe.flip or recipe.crop) and len(training.data.input_shape) != 3:
         raise UserError(
             f"flip and crop augment images, and the inputs have the shape {training.data.input_shape}; set flip to "

@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from advibp import objectives, schedules
 from advibp.bounds import Perturbation
+from advibp.bounds.compiling import compiled_relus
 from advibp.data import Data
 from advibp.display.eps import format_eps
 from advibp.errors import UserError
@@ -183,7 +184,8 @@ class Training:
             settings=self.settings,
             shi=self.recipe.shi * (1 - ramped) if phase == "ramp" else 0.0,
         )
-        losses = self.passes.run(lower, upper, x, y, eps, context, self.recipe.clean_share if joint else 0.0)
+        with compiled_relus(self.recipe.compile):
+            losses = self.passes.run(lower, upper, x, y, eps, context, self.recipe.clean_share if joint else 0.0)
         weights = None if c_t is None else self._combine(t, losses, c_t, context)
         fosc = losses.fosc if logs_fosc else None
         step = Step(phase, eps, losses.lower, losses.upper, fosc, weights, self.stage, c_t)

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from advibp.bounds.box import RULES, Box, Operand, _between
+from advibp.bounds.compiling import CompiledRelu, compiles_relus
 from advibp.bounds.domain import Func, name_of, spellings, unsupported
 from advibp.bounds.shrinking import shrink_factor
 
@@ -276,7 +277,8 @@ class _Relu(torch.autograd.Function):
 
 @unary("relu")
 def relu(func: Func, input: Box) -> Box:
-    run = _Relu.apply if torch.is_grad_enabled() else _Relu.forward
+    with_gradient = CompiledRelu.apply if compiles_relus() else _Relu.apply
+    run = with_gradient if torch.is_grad_enabled() else _Relu.forward
     center, radius = run(input.center, input.radius)
     if (factor := shrink_factor()) != 1:
         scale = torch.where(input.center < input.radius, factor, 1.0)  # l < 0: the output is [0, u], or 0
