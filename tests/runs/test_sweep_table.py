@@ -39,6 +39,8 @@ def test_the_choice_is_made_on_validation_images() -> None:
     assert sentence == (
         "eps 0.1: method=b has the lowest verified error on validation images, 15.00 %; on test images it has 20.00 %."
     )
+    (sentence,) = choices([one | {"split": "validation"} for one in ROWS])
+    assert sentence == "eps 0.1: method=b has the lowest verified error on validation images, 15.00 %."
     assert choices(ROWS[:2]) == []  # nothing to choose from
     assert choices([{k: v for k, v in one.items() if k != "validation"} for one in ROWS]) == []
 

@@ -108,11 +108,12 @@ def choices(rows: Sequence[Row]) -> list[str]:
         if len(means) < 2:
             continue
         best = min(means, key=lambda changes: means[changes][0])
-        name = ", ".join(f"{key}={value}" for key, value in best) or "the defaults"
+        name = ", ".join(f"{key}={value}" for key, value in best) or "the run without changes"
         validation, test = means[best]
+        sentence = f"eps {format_eps(float(eps))}: {name} has the lowest verified error on validation images, "
+        tested = all(row.get("split", "test") == "test" for row in groups[best, eps])
         sentences.append(
-            f"eps {format_eps(float(eps))}: {name} has the lowest verified error on validation images, "
-            f"{validation:.2f} %; on test images it has {test:.2f} %."
+            f"{sentence}{validation:.2f} %" + (f"; on test images it has {test:.2f} %." if tested else ".")
         )
     return sentences
 
