@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import time
 from collections.abc import Callable
 from functools import cache
@@ -32,6 +33,8 @@ NETS = {"dm-small": 60, "cnn-small": 30, "dm-medium": 15}  # number of rounds
 METHODS = ["standard", "rs-fgsm", "ibp", "fixed", "advibp"]
 #: Methods with linear bounds, halfway through the ramp, where CROWN-IBP is used: with and without loss fusion.
 CROWN_IBP = [f"{method}, {fusion}" for method in ("crown-ibp", "advcrown-ibp") for fusion in ("fused", "unfused")]
+#: With `compile: true`, if there is a C++ compiler.
+COMPILED = ["ibp, compiled", "advibp, compiled"] if shutil.which("g++") else []
 #: Only the IBP loss; the method "ibp" also has the regular loss.
 IBP = Method(name="ibp", description="IBP loss", upper=objectives.ibp)
 #: Numerators and denominators by name.
@@ -43,6 +46,7 @@ RATIOS = {
     "advibp / floor": (("advibp",), ("floor of advibp",)),
     "ibp / floor": (("ibp",), ("floor of ibp",)),
     "standard / floor": (("standard",), ("floor of standard",)),
+    **{f"{job} / floor": ((job,), (f"floor of {job.split(',')[0]}",)) for job in COMPILED},
 }
 
 
@@ -54,6 +58,8 @@ def mnist() -> data.Data:
 def training(net: str, method: str, batch: int = 256, **more: Any) -> Training:
     """Return a training at full eps, or in the ramp for a method of CROWN_IBP."""
     options: dict[str, Any] = {"epochs": 1000, "warmup_natural": 0, "warmup_adversarial": 0, "ramp": 0, "lr": 1e-12}
+    if method in COMPILED:
+        method, more = method.split(",")[0], {**more, "compile": True}
     user_method = IBP if method == "ibp" else None
     if method in CROWN_IBP:
         method, fusion = method.split(", ")
@@ -69,7 +75,8 @@ def measure(net: str, rounds: int, methods: list[str], batch: int = 256) -> dict
     """Return the seconds of each round, by job."""
     trainings = {method: training(net, method, batch) for method in methods}
     # In most steps of a real training the past gradients conflict, so that FOSC is measured: the more expensive case.
-    trainings["advibp"].weighting.needs_fosc = lambda: True  # type: ignore[method-assign]
+    for job in {"advibp", "advibp, compiled"} & trainings.keys():
+        trainings[job].weighting.needs_fosc = lambda: True  # type: ignore[method-assign]
     x, y = trainings["advibp"].feed.example(batch)
     floor = Floor(trainings["advibp"].net, x)  # type: ignore[arg-type]
     jobs: dict[str, Callable[[], object]] = {m: (lambda t=t: t.step(x, y)) for m, t in trainings.items()}
@@ -102,7 +109,7 @@ def main() -> None:
     torch.manual_seed(0)
     result: dict[str, Any] = {"hardware": hardware(), "freed memory is kept": keep_freed_memory(), "nets": {}}
     for net in args.net:
-        seconds = measure(net, NETS.get(net, 10), METHODS + CROWN_IBP)
+        seconds = measure(net, NETS.get(net, 10), METHODS + COMPILED + CROWN_IBP)
         found = ratios(seconds)
         milliseconds = {name: round(1e3 * median(times), 2) for name, times in seconds.items()}
         result["nets"][net] = {"ratios (quartiles)": found, "milliseconds (medians)": milliseconds}
