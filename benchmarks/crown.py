@@ -42,7 +42,7 @@ CASES = {
 }
 #: Options of `advibp train` by weights.
 TRAINING = {
-    "standard": "--method standard",
+    "standard": "--method standard --init default",
     "advibp": "--method advibp --eps 0.1 --warmup-natural 0.25 --warmup-adversarial 0.25",
 }
 #: By the quantity that grows: (size, network, side of an image). Random networks and images, 4 images, eps 0.05.

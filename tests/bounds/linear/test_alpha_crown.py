@@ -46,7 +46,6 @@ def test_never_below_crown_and_sound_at_attacked_points(kind: str) -> None:
 def random_slopes(lines: object, image: Tensor) -> Tensor:
     """Return random values of the free slopes, and CROWN's slopes of the other neurons."""
     assert isinstance(lines, LinearRelaxation)
-    assert lines.free is not None
     low, high = torch.tensor(lines.slope_range, dtype=torch.float64)
     slopes = torch.lerp(low, high, torch.rand_like(lines.free_slopes))
     return torch.where(lines.free, slopes, lines.free_slopes)[image]

@@ -75,7 +75,7 @@ def test_lines_enclose_their_activation(name: str, one: float, other: float) -> 
         if lines.curve is not None:
             slopes = torch.stack([share, (share * 1.7) % 1]).view(1, 2)
             assert_enclosed(f, lines.curve.with_slopes(slopes, double(lower), double(upper)), x)
-        elif lines.free is not None and bool(lines.free):
+        elif bool(lines.free):
             assert_enclosed(f, lines._replace(lower_slope=torch.lerp(*double(*lines.slope_range), share)), x)
 
 

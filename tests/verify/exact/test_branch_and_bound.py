@@ -10,13 +10,12 @@ import torch
 from exact_questions import check, exact_margin, question
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from networks import network
 from torch import nn
 
-from advibp.bounds.domain import UnsupportedOperation
 from advibp.bounds.linear.kinks import Kinks
 from advibp.verify.exact import branch_and_bound as module
 from advibp.verify.exact.branch_and_bound import branch
+from advibp.verify.exact.input_split import split_inputs
 from advibp.verify.exact.milp import milp
 from advibp.verify.exact.question import PROVED, Question
 
@@ -166,8 +165,50 @@ def test_a_float32_network_is_checked_in_its_own_precision() -> None:
     assert found > 0
 
 
-def test_smooth_activations_are_refused() -> None:
-    made = network(5, "fc")
-    net = nn.Sequential(made.net, nn.Sigmoid())
-    with pytest.raises(UnsupportedOperation, match="not piecewise linear"):
-        branch(Question.robustness(net, torch.rand(1, *made.shape).double(), 0, 0.1, 3))
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    eps=st.floats(0.05, 0.3),
+    curve=st.sampled_from([nn.Tanh(), nn.Sigmoid()]),
+    real=st.booleans(),
+)
+def test_curves_are_decided_as_by_halving_the_box(seed: int, eps: float, curve: nn.Module, real: bool) -> None:
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(2, 8), curve, nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 5), curve, nn.Linear(5, 3))
+    net = net.double()
+    for layer in net.children():
+        if isinstance(layer, nn.Linear):
+            layer.weight.data *= 2
+    x = torch.rand(1, 2, dtype=torch.float64)
+    asked = Question.robustness(net, x, int(net(x).argmax()), eps, 3, real=real)
+    reference = split_inputs(asked, seconds=5)
+    answer = branch(asked, seconds=5)
+    assert not (answer.robust and reference.counterexample is not None)
+    assert not (reference.robust and answer.counterexample is not None)
+    for found in (answer, reference):
+        if found.counterexample is not None:
+            assert asked.broken_by(found.counterexample) is not None
+    points = torch.lerp(asked.lower, asked.upper, torch.rand(2000, 2).double())
+    with torch.no_grad():
+        outputs = net(points)
+    rows = torch.cat([rows for rows, _ in asked.unsafe])
+    assert answer.margin <= float((outputs @ rows.T).min()) + 1e-9
+
+
+def test_curves_in_many_dimensions_are_decided() -> None:
+    """CROWN fails and input splitting is hopeless, but splits of neurons succeed."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(50, 20), nn.Tanh(), nn.Linear(20, 20), nn.Sigmoid(), nn.Linear(20, 3)).double()
+    for layer in net.children():
+        if isinstance(layer, nn.Linear):
+            layer.weight.data *= 3
+    x = torch.rand(1, 50, dtype=torch.float64)
+    label = int(net(x).argmax())
+    decided = 0
+    for eps in (0.105, 0.11, 0.115):
+        asked = Question.robustness(net, x, label, eps, 3)
+        asked.refined()
+        proved_by_crown = min(asked.refined_margins) > PROVED
+        answer = branch(asked, seconds=10)
+        decided += not proved_by_crown and (answer.robust or answer.counterexample is not None)
+    assert decided > 0

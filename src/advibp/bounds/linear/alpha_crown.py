@@ -63,7 +63,7 @@ def _optimize(bounds: LinearBounds, a: Tensor, image: Tensor, steps: int, lr: fl
             CURVE_RATE if relaxation.curve else 1.0,
         )
         for index, relaxation in relaxations.items()
-        if isinstance(relaxation, LinearRelaxation) and relaxation.free is not None
+        if isinstance(relaxation, LinearRelaxation)
     }
     if not slopes:
         return a.new_full((len(a),), -torch.inf)

@@ -112,6 +112,7 @@ class SplitBounds:
 
     Attributes:
         is_relu: (V,), whether a kink is a ReLU, which can be split.
+        solvable: True, because subproblems with few undecided kinks are solved as mixed integer programs.
 
     Examples:
         >>> import torch
@@ -129,6 +130,8 @@ class SplitBounds:
         >>> torch.allclose(lower, bounds.margins(torch.tensor([0]))[0, 1])
         True
     """
+
+    solvable = True
 
     def __init__(self, kinks: Kinks, functions: Sequence[Linear]) -> None:
         box = kinks.bounds.box
@@ -219,6 +222,18 @@ class SplitBounds:
         which = torch.arange(count, device=signs.device)
         weights = torch.zeros(self._present.shape, device=signs.device)
         return Subproblems(which, signs, slopes, torch.zeros_like(slopes), weights)
+
+    def split(self, parts: Subproblems, kinks: Tensor) -> Subproblems:
+        """Split each subproblem at one of its kinks (D,): first all with the kink active, then all with it inactive."""
+        return parts.split(kinks)
+
+    def leaves(self, parts: Subproblems, most: int) -> Tensor:
+        """Return which subproblems (D,) have at most so many ReLUs that can be split."""
+        return ((parts.signs == 0) & self.is_relu).sum(1) <= most  # pooling windows can't be split
+
+    def depths(self, parts: Subproblems) -> Tensor:
+        """Return the number of splits of each subproblem (D,)."""
+        return (parts.signs != 0).sum(1)
 
     def back(self, parts: Subproblems) -> SplitBackwardResult:
         """Run the backward pass with the parameters of the subproblems."""

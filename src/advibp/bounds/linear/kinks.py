@@ -172,6 +172,11 @@ class Kinks:
         return UnstableRelus(pre_activation, unstable, lower[unstable], upper[unstable], relaxation.slope_range[0])
 
     @property
+    def has_curves(self) -> bool:
+        """Whether some of them are neurons of activations that are not piecewise linear."""
+        return any(isinstance(kinks, Curves) for kinks in self.of.values())
+
+    @property
     def too_many(self) -> bool:
         """Whether a search would need too much memory."""
         return self.count * (self.bounds.box.center.numel() + self.count) > MOST_NUMBERS

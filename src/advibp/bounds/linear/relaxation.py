@@ -31,8 +31,7 @@ class LinearRelaxation(NamedTuple):
         lower_intercept: intercept of the lower line, or None if it is 0.
         upper_slope: slope of the upper line.
         upper_intercept: intercept of the upper line.
-        free: neurons with free slopes, (B, ...) or (B, 2, ...) as `free_slopes`; None if there are none.
-        slope_range: (smallest, largest) free slope of these neurons.
+        slope_range: (smallest, largest) free slope.
         curve: the activation, if it is s-shaped.
     """
 
@@ -40,9 +39,15 @@ class LinearRelaxation(NamedTuple):
     lower_intercept: Tensor | None
     upper_slope: Tensor
     upper_intercept: Tensor
-    free: Tensor | None = None
     slope_range: tuple[float, float] = (0.0, 1.0)
     curve: SShaped | None = None
+
+    @property
+    def free(self) -> Tensor:
+        """Which of `free_slopes` may change: those of unstable neurons, and all of a curve."""
+        if self.curve is None:
+            return ~(self.upper_intercept <= 0)  # a neuron with NaN bounds counts as unstable
+        return torch.ones_like(self.free_slopes, dtype=torch.bool)
 
     @property
     def free_slopes(self) -> Tensor:
@@ -83,13 +88,12 @@ def leaky_relu(lower: Tensor, upper: Tensor, negative_slope: float = 0.01) -> Li
     """
     if not 0 <= negative_slope <= 1:
         unsupported(f"leaky_relu has linear bounds only for slopes from 0 to 1, not {negative_slope}")
-    unstable = is_unstable(lower, upper)
     chord, intercept, _ = _Chord.apply(lower, upper)
     if negative_slope:
         chord = torch.where(chord < 1, negative_slope + (1 - negative_slope) * chord, 1.0)
         intercept = (1 - negative_slope) * intercept
     on = _slope(upper > -lower, lower, negative_slope)
-    return LinearRelaxation(on, None, chord, intercept, unstable, (negative_slope, 1.0))
+    return LinearRelaxation(on, None, chord, intercept, (negative_slope, 1.0))
 
 
 class _Chord(torch.autograd.Function):
@@ -189,8 +193,7 @@ class SShaped:
             _at(by_tangent[2:4], middle) < _at(by_chord[2:4], middle),
         ]
         slopes = torch.where(torch.stack(tighter, 1), tangents, chords)
-        free = torch.ones_like(slopes, dtype=torch.bool)
-        return self.with_slopes(slopes, lower, upper)._replace(free=free, curve=self)
+        return self.with_slopes(slopes, lower, upper)._replace(curve=self)
 
     def with_slopes(self, slopes: Tensor, lower: Tensor, upper: Tensor) -> LinearRelaxation:
         """Return the lines with given slopes (B, 2, ...) of the lower and the upper line, relative to f'(0)."""
@@ -342,7 +345,7 @@ def cover_rounding(
         terms = max(2 * relaxation.pick.shape[2], relaxation.ceiling[0].numel())
         return relaxation, relaxation.largest(sizes) * (2 * rounding.bounds_sum(terms)) + rounding.tiny
     if relaxation.curve is None:  # slope at most 1, through 0
-        moved = torch.where(relaxation.free, 32 * w * sizes, 0.0) if relaxation.free is not None else 32 * w * sizes
+        moved = torch.where(relaxation.free, 32 * w * sizes, 0.0)
         relaxation = relaxation._replace(upper_intercept=relaxation.upper_intercept + moved)
         shifts = relaxation.upper_intercept.abs()
         slopes = relaxation.lower_slope.abs() + relaxation.upper_slope.abs()

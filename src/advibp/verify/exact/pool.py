@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from advibp.bounds.linear.beta_crown import Subproblems
+from advibp.bounds.linear.interval_splits import Intervals
 from advibp.bounds.linear.part_bounds import Parts
 
-#: Subproblems, one per row of their tensors: parts of the box, or signs of neurons.
-P = TypeVar("P", Parts, Subproblems)
+#: Subproblems, one per row of their tensors: parts of the box, signs of ReLUs, or intervals of neurons.
+P = TypeVar("P", Parts, Subproblems, Intervals)
 
 
 @dataclass(frozen=True)

@@ -58,11 +58,19 @@ def _with_margin(answer: Answer, margin: float) -> Answer:
 
 def share_of_search(question: Question) -> float:
     """Share of the time that `search` gets if a mixed integer program may follow it."""
-    return 0.5 if undecided_neurons(question) <= FEW_NEURONS else 1.0
+    kinks = _kinks(question)
+    solvable = kinks is None or (kinks.count <= FEW_NEURONS and not kinks.has_curves)
+    return 0.5 if solvable else 1.0
 
 
 def undecided_neurons(question: Question) -> int:
     """Number of neurons and pooling windows that are not decided by linear bounds."""
-    with torch.no_grad():
-        bounds = question.refined()
-        return 0 if bounds is None else Kinks(bounds, curves=True).count
+    kinks = _kinks(question)
+    return 0 if kinks is None else kinks.count
+
+
+@torch.no_grad()
+def _kinks(question: Question) -> Kinks | None:
+    """Return the undecided neurons and pooling windows; None if the network overflows."""
+    bounds = question.refined()
+    return None if bounds is None else Kinks(bounds, curves=True)
