@@ -147,6 +147,8 @@ _FIELD = {
     "lr_milestones": ("71%", "86%"),
     "lr_factor": 0.2,
 }
+#: The initialization for IBP keeps intervals small. Deep networks that have no use for it may not learn with it.
+_NO_BOUNDS = {"init": "default"}
 _ATTACK_KEYS = ("attack_steps", "attack_restarts")
 _COMBINED_KEYS = ("alpha", *_ATTACK_KEYS, "attack_eps_factor")
 _SABR_KEYS = ("sabr_lambda", "relu_shrink", *_ATTACK_KEYS)
@@ -158,14 +160,14 @@ METHODS: dict[str, Method] = {
     "standard": Method(
         description="regular loss",
         lower=objectives.regular,
-        recipe={**_NO_WARM_UP, "ramp": 0.0},
+        recipe={**_NO_WARM_UP, **_NO_BOUNDS, "ramp": 0.0},
         verifier="",
         properties=Properties(efficient=True),
     ),
     "fgsm": Method(
         description="adversarial loss, FGSM",
         lower=objectives.fgsm,
-        recipe=_NATURAL_WARM_UP,
+        recipe={**_NATURAL_WARM_UP, **_NO_BOUNDS},
         verifier="",
         properties=Properties(efficient=True, empirical=True),
         limitations="catastrophic overfitting is possible",
@@ -173,14 +175,14 @@ METHODS: dict[str, Method] = {
     "rs-fgsm": Method(
         description="adversarial loss, FGSM with random start",
         lower=objectives.adversarial,
-        recipe=_NATURAL_WARM_UP,
+        recipe={**_NATURAL_WARM_UP, **_NO_BOUNDS},
         verifier="",
         properties=Properties(efficient=True, empirical=True),
     ),
     "pgd": Method(
         description="adversarial loss, PGD",
         lower=objectives.pgd,
-        recipe=_NATURAL_WARM_UP,
+        recipe={**_NATURAL_WARM_UP, **_NO_BOUNDS},
         recipe_keys=("attack_steps",),
         verifier="",
         properties=Properties(efficient=False, empirical=True),

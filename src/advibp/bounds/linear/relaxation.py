@@ -89,10 +89,12 @@ def leaky_relu(lower: Tensor, upper: Tensor, negative_slope: float = 0.01) -> Li
     if not 0 <= negative_slope <= 1:
         unsupported(f"leaky_relu has linear bounds only for slopes from 0 to 1, not {negative_slope}")
     chord, intercept, _ = _Chord.apply(lower, upper)
+    on = torch.gt(chord.detach(), 0.5, out=torch.empty_like(chord))  # 1 or 0: s > 1/2 means u > -l
     if negative_slope:
+        # torch.where of two Python numbers would round them to float32.
+        on = torch.full_like(on, negative_slope).masked_fill(on > 0, 1.0)
         chord = torch.where(chord < 1, negative_slope + (1 - negative_slope) * chord, 1.0)
         intercept = (1 - negative_slope) * intercept
-    on = _slope(upper > -lower, lower, negative_slope)
     return LinearRelaxation(on, None, chord, intercept, (negative_slope, 1.0))
 
 
@@ -125,18 +127,10 @@ class _Chord(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, slope_grad: Tensor, intercept_grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
         slope, width = ctx.saved_tensors
-        rest = 1 - slope
-        by_width = (slope_grad / width).mul_(slope * rest > 0)
-        masked = intercept_grad * (slope * rest > 0)
-        return by_width * slope - masked * slope**2, by_width * rest + masked * rest**2
-
-
-def _slope(on: Tensor, like: Tensor, negative_slope: float) -> Tensor:
-    """Return 1 where a neuron counts as active, and the negative slope elsewhere."""
-    if negative_slope == 0:
-        return on.to(like.dtype)
-    # torch.where of two Python numbers would round them to float32.
-    return torch.full_like(like, negative_slope).masked_fill(on, 1.0)
+        rest, by_width = 1 - slope, slope_grad / width
+        unstable = torch.gt(slope * rest, 0, out=torch.empty_like(slope))  # 1 or 0
+        to_lower = torch.addcmul(by_width, intercept_grad, slope, value=-1).mul_(slope).mul_(unstable)
+        return to_lower, by_width.addcmul_(intercept_grad, rest).mul_(rest).mul_(unstable)
 
 
 def is_unstable(lower: Tensor, upper: Tensor) -> Tensor:
