@@ -10,7 +10,7 @@ from advibp.report.sections import ChartSection, Section, Series, TableSection
 from advibp.reproduce.carry_out import Measured
 from advibp.reproduce.cells import notes, spread
 from advibp.reproduce.plan import Plan
-from advibp.reproduce.run_specs import Ask, RunSpec, make_task, run_spec
+from advibp.reproduce.run_specs import DEFAULT_WARM_UP, Ask, RunSpec, make_task, run_spec
 
 _MODELS = ("dm-small", "dm-medium", "dm-large")
 _METHODS = ("advibp", "fixed")
@@ -19,8 +19,8 @@ _CLAIM = "9.1 to 31.9"
 
 def _specs(ask: Ask) -> list[RunSpec]:
     setting, radii = ask.setting(), ask.figure_radii()
-    tasks = [make_task(ask, radii, steps=200 if ask.scale == "paper" else 40)]
-    changes: dict[str, Any] = ask.at_scale(tiny={}, fast={"epochs": 20, "ramp": "50%"}, paper={})
+    tasks = [make_task(ask, radii)]
+    changes: dict[str, Any] = ask.at_scale(tiny={}, fast=DEFAULT_WARM_UP, paper={})
     return [
         run_spec(ask, setting, net=net, method=method, eps=ask.main_eps(), seed=seed, tasks=tasks, **changes)
         for net in ask.nets(_MODELS)

@@ -35,6 +35,8 @@ TINY: dict[str, Any] = {
 }
 #: Warm-up of the stored runs, which were trained before shares of the epochs became the default.
 _STORED_WARM_UP = {"warmup_natural": 1.0, "warmup_adversarial": 1.0}
+#: Warm-up of today's default recipe.
+DEFAULT_WARM_UP = {"warmup_natural": "4%", "warmup_adversarial": "16%"}
 _STAND_IN = "a"  # the net of tiny trainings
 _TINY_IMAGES, _TINY_STEPS, _TINY_SECONDS = 40, 5, 1.0
 
