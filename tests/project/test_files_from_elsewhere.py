@@ -75,6 +75,15 @@ def test_result_file(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (place / "answer.txt").read_text().splitlines()[0] == capsys.readouterr().out.strip().splitlines()[-1]
 
 
+def test_trace_as_text_and_as_page(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    net, prop, _ = instances(place)[0]
+    assert call(f"certify --onnx {net} --vnnlib {prop} --threads 1 --trace {tmp_path}/page.html") == 0
+    assert len(capsys.readouterr().out.splitlines()) > 2
+    page = (tmp_path / "page.html").read_text()
+    assert "Time of each method" in page
+    assert "linear bounds" in page
+
+
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
@@ -90,6 +99,8 @@ def test_result_file(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("certify --onnx {0}/net.onnx --vnnlib {1} --device moon", "moon"),
         ("certify --onnx {0}/net.onnx --vnnlib {1} --result {0}/none/answer.txt", "none does not exist"),
         ("certify --onnx {0}/net.onnx --vnnlib {1} --result {0}", "choose another place"),
+        ("certify --onnx {0}/net.onnx --vnnlib {1} --trace {0}/none/page.html", "name of an .html file"),
+        ("certify --onnx {0}/net.onnx --vnnlib {1} --trace {0}/page.txt", "name of an .html file"),
     ],
 )
 def test_error_message_and_last_line(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -45,7 +46,11 @@ def property_options(certify: argparse.ArgumentParser) -> None:
     files.add_argument("--vnnlib", metavar="PROPERTY", help="the unsafe behavior, a .vnnlib or .vnnlib.gz file")
     files.add_argument("--timeout", type=float, metavar="SECONDS", help="time limit; default: none")
     files.add_argument(
-        "--trace", action="store_true", help="show what the search did: time of each method, bound over time"
+        "--trace",
+        nargs="?",
+        const=True,
+        metavar="PAGE",
+        help="show what the search did: time of each method, bound over time; PAGE.html: as a page with charts",
     )
     files.add_argument("--result", metavar="FILE", help="also write the verdict and the counterexample to this file")
 
@@ -86,6 +91,8 @@ def _run(args: argparse.Namespace, deadline: float, before_output: Callable[[], 
 def _print(args: argparse.Namespace, result: Finding, trace: Trace | None = None) -> int:
     if args.result:
         checkpoint.write_atomically(Path(args.result), f"{result.verdict}\n{_counterexample(result)}")
+    if isinstance(args.trace, str) and trace is not None:
+        _write_page(args, result, trace)
     if args.json:
         x, y = (None if part is None else part.flatten().tolist() for part in (result.x, result.y))
         traced = {"trace": trace.summary()} if args.trace and trace is not None else {}
@@ -97,6 +104,14 @@ def _print(args: argparse.Namespace, result: Finding, trace: Trace | None = None
     return _EXIT_CODES[result.verdict]
 
 
+def _write_page(args: argparse.Namespace, result: Finding, trace: Trace) -> None:
+    from advibp.cli.trace_sections import trace_sections  # imports plotly
+    from advibp.report import write_page
+
+    title = f"{Path(args.onnx).name}, {Path(args.vnnlib).name}: {result.verdict}"
+    write_page(args.trace, [], sections=trace_sections(trace, shlex.join(["advibp", *sys.argv[1:]])), title=title)
+
+
 def _decide(args: argparse.Namespace, deadline: float, trace: Trace) -> Finding:
     if args.run or not (args.onnx and args.vnnlib):
         raise UserError("Give --onnx NET and --vnnlib PROPERTY together, and no run.")
@@ -105,6 +120,8 @@ def _decide(args: argparse.Namespace, deadline: float, trace: Trace) -> Finding:
         raise UserError(f"timeout is {args.timeout}, but must be a number of seconds above 0.")
     if args.result and not Path(args.result).parent.is_dir():
         raise UserError(f"the folder {Path(args.result).parent} does not exist; create it first.")
+    if isinstance(args.trace, str) and not (args.trace.endswith(".html") and Path(args.trace).parent.is_dir()):
+        raise UserError(f"trace is {args.trace}, but must be the name of an .html file in a folder that exists.")
     if args.threads:
         torch.set_num_threads(args.threads)
     try:
