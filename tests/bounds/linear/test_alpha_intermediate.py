@@ -71,6 +71,20 @@ def test_margins_get_better() -> None:
     assert all(new > old for new, old in zip(asked.refined_margins, before, strict=True))
 
 
+def test_layers_whose_neurons_become_stable() -> None:
+    """The last layer is tightened twice. At the second time no neuron may be left."""
+    for seed in range(30):
+        torch.manual_seed(seed)
+        net = nn.Sequential(
+            *(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 14), nn.ReLU(), nn.Linear(14, 2), nn.ReLU(), nn.Linear(2, 2))
+        )
+        for layer in net.children():
+            if isinstance(layer, nn.Linear):
+                layer.weight.data *= 1.5
+        x = torch.rand(1, 4)
+        optimized(Question.robustness(net, x, int(net(x).argmax()), 0.3, 2))
+
+
 def test_no_time_changes_nothing() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 3)).double()

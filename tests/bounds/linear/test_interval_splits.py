@@ -101,6 +101,15 @@ def test_halves_cover_their_subproblem(kind: str) -> None:
     assert bounds.depths(bounds.split(parts, kink)).tolist() == [1] * 4
 
 
+def test_intervals_of_huge_numbers_are_not_split_for_ever() -> None:
+    """The middle of an interval one unit in the last place wide is one of its ends."""
+    _, bounds, _ = problem(0, "tanh")
+    parts = bounds.whole()
+    lower = torch.full_like(parts.lower, 1e9)
+    assert not bounds.can_split(parts._replace(lower=lower, upper=lower.nextafter(2 * lower))).any()
+    assert bounds.can_split(parts._replace(lower=lower, upper=lower + 100)).any()
+
+
 @pytest.mark.parametrize("kind", ["tanh", "sigmoid", "mixed"])
 def test_splits_and_optimization_raise_the_bounds(kind: str) -> None:
     _, bounds, _ = problem(3, kind, real=True, scale=6)

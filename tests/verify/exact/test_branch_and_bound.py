@@ -195,6 +195,23 @@ def test_curves_are_decided_as_by_halving_the_box(seed: int, eps: float, curve: 
     assert answer.margin <= float((outputs @ rows.T).min()) + 1e-9
 
 
+def test_curves_together_with_max_pooling() -> None:
+    decided = 0
+    for seed in range(6):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Conv2d(1, 3, 2), nn.Tanh(), nn.MaxPool2d(2, 1), nn.Flatten(), nn.Linear(12, 3)).double()
+        x = torch.rand(1, 1, 4, 4, dtype=torch.float64)
+        for eps in (0.1, 0.3):
+            asked = Question.robustness(net, x, int(net(x).argmax()), eps, 3)
+            answer = branch(asked, seconds=3)
+            decided += answer.robust or answer.counterexample is not None
+            points = torch.lerp(asked.lower, asked.upper, torch.rand(500, *x.shape[1:]).double().round())
+            with torch.no_grad():
+                values = net(points) @ torch.cat([rows for rows, _ in asked.unsafe]).T
+            assert answer.margin <= float(values.min()) + 1e-9
+    assert decided > 6
+
+
 def test_curves_in_many_dimensions_are_decided() -> None:
     """CROWN fails and input splitting is hopeless, but splits of neurons succeed."""
     torch.manual_seed(0)

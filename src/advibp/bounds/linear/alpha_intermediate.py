@@ -80,7 +80,8 @@ class _Search:
         exact = [b.relax(*ends, self.reduced.unit) for b, ends in zip(self.reduced.blocks, wide, strict=True)]
         loose = exact[number].gap[0].clone()  # 0 for a stable neuron
         at_once = max(1, min(_NEURONS, _NUMBERS // max(1, 2 * block.columns.start)))
-        for neurons in loose.argsort(descending=True)[: int((loose > 0).sum())].split(at_once):
+        unstable = loose.argsort(descending=True)[: int((loose > 0).sum())]
+        for neurons in filter(len, unstable.split(at_once)):
             if time.monotonic() > self.deadline:
                 complete = False
                 break

@@ -218,6 +218,7 @@ class Reduced:
             replace(
                 block,
                 matrices={source: matrix.float() for source, matrix in block.matrices.items()},
+                ceiling=None if block.ceiling is None else block.ceiling.float(),
                 **{name: getattr(block, name).float() for name in ("bias", "slack", "sizes", "lower", "upper")},
             )
             for block in self.blocks
