@@ -124,6 +124,15 @@ def test_upper_line_of_relu_is_the_chord(scale: float) -> None:
         )
 
 
+@pytest.mark.parametrize("ends", [(-3e38, 3e38), (-2e38, 3e38), (-3e38, 1.0), (-1e-40, 1e-40)])
+def test_relu_over_intervals_whose_width_overflows_or_is_subnormal(ends: tuple[float, float]) -> None:
+    lower, upper = (torch.tensor([end]) for end in ends)
+    lines = relu(lower, upper)
+    x = grid(*ends)
+    above = lines.upper_slope.double() * x + lines.upper_intercept.double()
+    assert (above >= x.clamp(min=0) - 1e-6 * max(-ends[0], ends[1]) - 1e-39).all()  # rounding in float32
+
+
 @pytest.mark.parametrize(("lower", "upper", "slope"), [(-1.0, 1.5, 1.0), (-1.5, 1.0, 0.0), (-1.0, 1.0, 0.0)])
 def test_lower_line_of_relu_has_the_smaller_area(lower: float, upper: float, slope: float) -> None:
     assert relu(double(lower), double(upper)).lower_slope.item() == slope

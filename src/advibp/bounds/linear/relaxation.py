@@ -114,7 +114,8 @@ class _Chord(torch.autograd.Function):
     @staticmethod
     def forward(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         low, up = lower.clamp(max=0), upper.clamp(min=0)
-        width = (up - low).clamp_(min=torch.finfo(lower.dtype).tiny)
+        info = torch.finfo(lower.dtype)
+        width = (up - low).clamp_(info.tiny, info.max)  # if it overflows, a steeper line through (l, 0) is sound too
         slope = up / width
         return slope, low.mul_(slope).neg_(), width
 
