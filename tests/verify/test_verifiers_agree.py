@@ -97,6 +97,21 @@ def test_smooth_activations_are_refused_in_a_sentence() -> None:
         certify(net, x, net(x).argmax(1), 0.5, by=["milp"], attack=QUICK)
 
 
+@pytest.mark.parametrize("by", ["complete", ["bab"]])
+def test_smooth_activations_are_searched_by_branch_and_bound(by: str | list[str]) -> None:
+    torch.manual_seed(1)
+    net = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8), torch.nn.Sigmoid(),
+        torch.nn.Linear(8, 2),
+    )  # fmt: skip
+    for p in net.parameters():
+        p.data *= 3
+    x = torch.rand(8, 1, 2, 2)
+    records = list(certify(net, x, net(x).argmax(1), 0.1, by=by, attack=QUICK, budget=20))
+    assert {record.verdict for record in records} <= {"robust", "falsified"}
+    assert {record.by for record in records} & {"bab", "input-split"} or all(r.verdict == "robust" for r in records)
+
+
 @pytest.mark.parametrize("search", list(searches()))
 def test_numbers_too_large_for_bounds_are_undecided(search: str) -> None:
     net = torch.nn.Sequential(

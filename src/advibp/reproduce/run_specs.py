@@ -241,12 +241,13 @@ def run_spec(
 
 def _base(ask: Ask, setting: Setting, net: str, method: str, eps: float, seed: int) -> Recipe:
     row = METHODS[method]
-    keys: dict[str, Any] = {"batch_size": 256, **_STORED_WARM_UP, **row.recipe}  # the paper's batch size
+    fusion = {"loss_fusion": False} if "loss_fusion" in row.recipe_keys else {}  # as in the paper and the stored runs
+    keys: dict[str, Any] = {"batch_size": 256, **_STORED_WARM_UP, **row.recipe, **fusion}  # the paper's batch size
     if ask.scale == "tiny":
         keys = {**TINY, **row.recipe}
     elif ask.scale == "paper":
         # The paper's epochs for every method; phases that a method does not have are omitted.
-        keys = {**read(setting.recipes[eps]), **row.recipe, "published": None}
+        keys = {**read(setting.recipes[eps]), **row.recipe, **fusion, "published": None}
         keys |= {} if row.latent else {"stages": 0}
     keys |= {"data": ask.data or setting.data, "net": net, "method": method, "eps": eps, "seed": seed}
     return Recipe.load(None, **keys, **ask.where)

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -219,10 +219,20 @@ class Cascade:
         batch.decide(margins > threshold, "robust", verifier)
 
     @torch.no_grad()
-    def check_exact(self, x: Tensor) -> None:
-        """Raise a UserError if a search can't take the network. x (1, ...): any image."""
+    def without_impossible_searches(self, x: Tensor) -> Cascade:
+        """Leave out the searches that can't take the network: those besides bab if it has sigmoids or tanhs.
+
+        Args:
+            x: Any image (1, ...).
+
+        Raises:
+            UserError: If no search can take the network.
+        """
         point = x.to(next(self.net.parameters()).device)
-        Kinks(LinearBounds(self.net, Box(center=point.double(), radius=0.0), wide=point.dtype))
+        bounds = LinearBounds(self.net, Box(center=point.double(), radius=0.0), wide=point.dtype)
+        if not Kinks(bounds, curves="bab" in self.by).has_curves:
+            return self
+        return replace(self, by=[check for check in self.by if check == "bab" or check not in searches()])
 
     def _search(self, batch: _Batch, check: str) -> None:
         """Search the undecided images one by one, each against the classes that are not excluded yet."""

@@ -160,7 +160,8 @@ def certify(
         model, around, name = check_inputs(net, images, around), *prepare_set(around, net, images)
         cascade = Cascade(net, verifiers, attack or Attack(), folder, seed, model, seconds, kind, weights, around, name)
         if searching:
-            cascade.check_exact(images.batch(torch.arange(1))[0])
+            cascade = cascade.without_impossible_searches(images.batch(torch.arange(1))[0])
+            verifiers = list(cascade.by)
         if folder:
             make_folder(folder)
             stack.enter_context(checkpoint.lock(folder, "certifying", (folder, folder / "counterexamples")))

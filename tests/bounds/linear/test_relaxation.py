@@ -133,6 +133,14 @@ def test_relu_over_intervals_whose_width_overflows_or_is_subnormal(ends: tuple[f
     assert (above >= x.clamp(min=0) - 1e-6 * max(-ends[0], ends[1]) - 1e-39).all()  # rounding in float32
 
 
+def test_gradients_of_stable_relus_are_0() -> None:
+    """Also of one with l = u = 0, where the width of the interval is 0."""
+    lower, upper = torch.tensor([0.0, 1.0, -2.0]).requires_grad_(), torch.tensor([0.0, 2.0, -1.0]).requires_grad_()
+    lines = relu(lower, upper)
+    total = 1e6 * lines.upper_slope.sum() - 1e6 * lines.upper_intercept.sum()
+    assert all(torch.equal(g, torch.zeros(3)) for g in torch.autograd.grad(total, (lower, upper)))
+
+
 @pytest.mark.parametrize(("lower", "upper", "slope"), [(-1.0, 1.5, 1.0), (-1.5, 1.0, 0.0), (-1.0, 1.0, 0.0)])
 def test_lower_line_of_relu_has_the_smaller_area(lower: float, upper: float, slope: float) -> None:
     assert relu(double(lower), double(upper)).lower_slope.item() == slope

@@ -166,7 +166,7 @@ class Kinks:
                 return Curves(pre_activation, every, lower, upper, relaxation.curve)
             unsupported(
                 f"{bounds.tape.name(number)} is not piecewise linear, so there is no exact verification",
-                "verify it by crown or alpha-crown.",
+                "verify it by crown, alpha-crown or bab.",
             )
         unstable = is_unstable(lower, upper).nonzero().flatten()
         return UnstableRelus(pre_activation, unstable, lower[unstable], upper[unstable], relaxation.slope_range[0])

@@ -128,10 +128,12 @@ class _Chord(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, slope_grad: Tensor, intercept_grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
         slope, width = ctx.saved_tensors
-        rest, by_width = 1 - slope, slope_grad / width
+        rest = 1 - slope
         unstable = torch.gt(slope * rest, 0, out=torch.empty_like(slope))  # 1 or 0
-        to_lower = torch.addcmul(by_width, intercept_grad, slope, value=-1).mul_(slope).mul_(unstable)
-        return to_lower, by_width.addcmul_(intercept_grad, rest).mul_(rest).mul_(unstable)
+        # Masks come first: where l = u = 0 the width is so small that a gradient divided by it overflows.
+        by_width, to_intercept = (slope_grad * unstable).div_(width), intercept_grad * unstable
+        to_lower = torch.addcmul(by_width, to_intercept, slope, value=-1).mul_(slope)
+        return to_lower, by_width.addcmul_(to_intercept, rest).mul_(rest)
 
 
 def is_unstable(lower: Tensor, upper: Tensor) -> Tensor:

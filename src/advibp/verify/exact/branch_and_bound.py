@@ -103,7 +103,10 @@ class _Search:
         self._leaves = Leaves(question, kinks)
         self._settled = math.inf  # lowest bound of the closed subproblems
         self._broken: Tensor | None = None
-        self._late, self._trace = False, trace
+        self._late = self._full = (
+            False  # whether time is over; whether the pool is full of subproblems without a solver
+        )
+        self._trace = trace
 
     def answer(self, margins: list[float]) -> Answer:
         """Run the search. `margins`: bounds of all conjunctions by linear bounds."""
@@ -119,7 +122,7 @@ class _Search:
             self._trace.note("neuron-split", lowest, len(pool))
             if self._broken is not None:
                 return Answer(lowest, self._broken)
-            if len(pool) == 0:
+            if len(pool) == 0 or self._full:
                 return Answer(lowest)
             if self._late or time.monotonic() > self._deadline:
                 return Answer(lowest, in_time=False)
@@ -134,7 +137,7 @@ class _Search:
         some[order.topk(count, largest=False).indices] = True
         chosen, others = pool.partition(some)
         if room <= 0 and not self._bounds.solvable:
-            self._late = True
+            self._full = True
             return pool
         if room <= 0:
             return others.join(self._solve(chosen))
