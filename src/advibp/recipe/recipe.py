@@ -158,7 +158,8 @@ class Recipe(Summarized, LaterKeys):
     loss_fusion: bool = option(
         Settings.loss_fusion,
         flag,
-        "crown-ibp, advcrown-ibp: bound the loss of an image by one backward pass; false: one for each margin, slower",
+        "bound the loss of an image by one backward pass, as crown-ibp and advcrown-ibp do by default; false: one for "
+        "each margin, slower",
     )
     domain: str = option(
         Settings.domain, one_of("box", "hybrid", "deepz"), "diffai: abstract domain of its loss: box, hybrid or deepz"
@@ -218,7 +219,8 @@ class Recipe(Summarized, LaterKeys):
     init: str = option(
         "ibp",
         one_of("ibp", "default", "given"),
-        "initialization; ibp: Shi et al. 2021, also of your own network if it is new; default: torch's; given: yours",
+        "initialization; ibp: Shi et al. 2021, also of your own network if it is new; default: torch's, with which "
+        "standard, fgsm, rs-fgsm and pgd start; given: yours",
     )
     normalize: bool = option(False, flag, "add a first layer that normalizes by mean and std of the training images")
     data_root: str | None = option(

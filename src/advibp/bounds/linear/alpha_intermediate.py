@@ -4,13 +4,14 @@ CROWN bounds every neuron with the same slopes. Here each bound of each neuron h
 float32; the bounds that count are computed once with them, in the arithmetic of the given bounds. The best of both is
 kept, so bounds never get worse.
 
-The blocks (`Reduced`) that cost least come first, because the time may not suffice for all of them. They are often the
-last ones, which are small and have the loosest bounds. They are tightened once more when blocks before them were
-tightened. Within a block, the neurons with the loosest relaxations come first.
+The blocks (`Reduced`) that cost least come first, because the time may not suffice for all of them. Cheap blocks are
+often the last of the network, which are small and have the loosest bounds. A block is tightened again if an earlier
+block was tightened after it. Within a block, the neurons with the loosest relaxations come first.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 
@@ -80,8 +81,8 @@ class _Search:
         exact = [b.relax(*ends, self.reduced.unit) for b, ends in zip(self.reduced.blocks, wide, strict=True)]
         loose = exact[number].gap[0].clone()  # 0 for a stable neuron
         at_once = max(1, min(_NEURONS, _NUMBERS // max(1, 2 * block.columns.start)))
-        unstable = loose.argsort(descending=True)[: int((loose > 0).sum())]
-        for neurons in filter(len, unstable.split(at_once)):
+        loosest = loose.argsort(descending=True)[: int((loose > 0).sum())]
+        for neurons in filter(len, loosest.split(at_once)):
             if time.monotonic() > self.deadline:
                 complete = False
                 break
@@ -132,8 +133,9 @@ def _optimized(
     def lower(values: list[Tensor]) -> Tensor:
         return minimum(single, rows, lines, values)
 
-    # Above 0 the neuron is stable, so its bound need not be better.
-    best = ascend(lower, variables, steps=steps, lr=lr, enough=1e-3, deadline=deadline).values if blocks else []
+    # Above 0 a ReLU is stable, so its bound need not be better.
+    enough = 1e-3 if reduced.blocks[number].is_relu else math.inf
+    best = ascend(lower, variables, steps=steps, lr=lr, enough=enough, deadline=deadline).values if blocks else []
     with torch.no_grad():
         # Limits in float64: the slope of a leaky ReLU, rounded to float32, may be too small.
         limited = (value.to(reduced.center).clamp(*v.limits) for value, v in zip(best, variables, strict=True))

@@ -388,7 +388,8 @@ class BackwardPass:
         lower, upper = (end[images] for end in self.intermediate_bounds[self._pre_activation_of(number)])
         lines = curve.with_slopes(slopes, lower, upper)
         if self.rounding is not None:
-            lines = lines.widened(curve_error(lower, upper, self.rounding))
+            sizes = torch.maximum(lower.abs(), upper.abs())
+            lines = lines.widened(curve_error(sizes, self.rounding.w))
         return LinearRelaxation(*(part.unsqueeze(1) for part in lines[:4]))  # type: ignore[arg-type, union-attr]
 
     def relaxation(self, index: int) -> LinearRelaxation | MaxPoolRelaxation:

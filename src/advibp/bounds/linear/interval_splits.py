@@ -1,4 +1,4 @@
-"""Bounds of subproblems in which pre-activations are confined to intervals: splits of any activation.
+"""Bounds of subproblems in which pre-activations of ReLU, leaky ReLU, sigmoid or tanh lie in intervals.
 
 beta_crown.py splits ReLUs, whose halves are linear. The halves of a sigmoid are not, so it is split again and again,
 and each half has a tighter relaxation over its smaller interval [l, u]. That z lies in [l, u] enters by a multiplier mu

@@ -165,7 +165,7 @@ class Kinks:
                 every = torch.arange(lower.numel(), device=lower.device)
                 return Curves(pre_activation, every, lower, upper, relaxation.curve)
             unsupported(
-                f"{bounds.tape.name(number)} is not piecewise linear, so there is no exact verification",
+                f"{bounds.tape.name(number)} is not piecewise linear, so milp and refinezono can't verify it",
                 "verify it by crown, alpha-crown or bab.",
             )
         unstable = is_unstable(lower, upper).nonzero().flatten()

@@ -22,7 +22,7 @@ from torch import Tensor
 from advibp.bounds.linear.activations import _BackwardRelaxation
 from advibp.bounds.linear.ascent import Variable
 from advibp.bounds.linear.kinks import Curves, Kinks, Linear, UndecidedWindows, UnstableRelus
-from advibp.bounds.linear.relaxation import CURVE_RATE, LinearRelaxation, SShaped, is_unstable
+from advibp.bounds.linear.relaxation import CURVE_RATE, LinearRelaxation, SShaped, curve_error, is_unstable
 
 #: The number of the input among the sources of a block.
 INPUT = -1
@@ -88,7 +88,7 @@ class Block:
         return Variable(both, torch.ones_like(both, dtype=torch.bool), (0.0, 1.0), CURVE_RATE)
 
     def with_slopes(self, lines: Lines, slopes: Tensor, lower: Tensor, upper: Tensor, unit: float) -> Lines:
-        """Return `lines` for bounds (1, K) with other free slopes (R, K) or (R, 2, K)."""
+        """Return `lines` for bounds (1, K) or (R, K) with other free slopes (R, K) or (R, 2, K)."""
         if self.curve is not None:
             ends = (end.expand(len(slopes), -1) for end in (lower, upper))
             return self._lines_of(self.curve.with_slopes(slopes, *ends), unit)
@@ -99,7 +99,7 @@ class Block:
     def _lines_of(self, curve: LinearRelaxation, unit: float) -> Lines:
         """Return the lines of a curve, moved outward."""
         assert curve.lower_intercept is not None
-        moved = 256 * unit * (3 + 5 * self.sizes)
+        moved = curve_error(self.sizes, unit)
         start = curve.lower_intercept - moved
         gap = curve.upper_intercept + moved - start
         return Lines(curve.lower_slope, curve.upper_slope - curve.lower_slope, gap, start)

@@ -152,9 +152,9 @@ class SShaped:
         s x + min(g(clamp(-t, l, u)), g(u)) <= f(x) <= s x + max(g(clamp(t, l, u)), g(l))
 
     These are the tightest lines with this slope. Lower and upper line may have different slopes, and each slope in
-    [0, f'(0)] is sound. The default is the slope of the chord or that of the tangent at the middle of [l, u],
-    whichever gives the smaller area. If u - l < 1e-6, it is f' at the middle, because the slope of the chord would be
-    dominated by rounding errors.
+    [0, f'(0)] is sound. The default is the slope of the chord, or that of the tangent at the middle of [l, u], moved to
+    x <= 0 for the lower and to x >= 0 for the upper line, whichever gives the smaller area. If u - l < 1e-6, it is f'
+    at the middle, because the slope of the chord would be dominated by rounding errors.
 
     Attributes:
         f: the activation.
@@ -311,9 +311,14 @@ def max_pool2d(
 POOLS = frozenset(spellings("max_pool2d"))
 
 
-def curve_error(lower: Tensor, upper: Tensor, rounding: Rounding) -> Tensor:
-    """Return the error (B, ...) of the lines of an s-shaped curve over [l, u], whose slopes are at most 1."""
-    return 256 * rounding.w * (3 + 5 * torch.maximum(lower.abs(), upper.abs()))
+def curve_error(sizes: Tensor, unit: float) -> Tensor:
+    """Return the error (B, ...) of the lines of an s-shaped curve, whose slopes are at most 1.
+
+    Args:
+        sizes: largest magnitudes (B, ...) of its input.
+        unit: unit roundoff of the bounds.
+    """
+    return 256 * unit * (3 + 5 * sizes)
 
 
 def cover_rounding(
@@ -347,7 +352,7 @@ def cover_rounding(
         shifts = relaxation.upper_intercept.abs()
         slopes = relaxation.lower_slope.abs() + relaxation.upper_slope.abs()
     else:
-        relaxation, shifts = relaxation.widened(curve_error(lower, upper, rounding)), 2.01 * (1 + sizes)
+        relaxation, shifts = relaxation.widened(curve_error(sizes, w)), 2.01 * (1 + sizes)
         slopes = torch.full_like(sizes, 2.0)
     error = 32 * w * (1 + slopes) * sizes + rounding.bounds_sum(lower[0].numel()) * shifts
     return relaxation, error + rounding.tiny

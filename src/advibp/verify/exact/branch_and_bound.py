@@ -1,12 +1,13 @@
 """Complete verification by branch and bound: subproblems fix ReLUs as active or inactive until all are decided.
 
 In networks with sigmoids or tanhs they confine pre-activations to smaller and smaller intervals. Such a search ends
-only if the margin is not too close to 0.
+only if the margin is not too close to 0, or if the pool is full.
 
 A subproblem is closed when its bound proves that the conjunction can't hold. The open subproblems of all conjunctions
 are in one pool. Each round takes those with the lowest bounds, searches for a counterexample where their linear bounds
 are lowest, and splits each in two at a neuron. Subproblems with few unstable ReLUs are solved exactly, so that the
-search ends. If the pool is full, the deepest subproblems are solved exactly, so that it does not grow.
+search ends. If the pool of a ReLU network is full, the deepest subproblems are solved exactly, so that it does not
+grow.
 """
 
 from __future__ import annotations
