@@ -400,9 +400,10 @@ def own_net() -> nn.Sequential:
 
 
 def test_a_new_network_of_the_user_is_initialized_for_ibp(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"eps": 0.1, "method": "standard", "epochs": 1, "lr": 1e-12, "show": Silent()}
+    options: dict[str, Any] = {"eps": 0.1, "method": "ibp", "epochs": 1, "lr": 1e-12, "show": Silent()}
     digits = data.load("mnist", limit=60, validation=20)
     given, expected = own_net(), own_net()
+    assert train(own_net(), digits, **{**options, "method": "standard"}).recipe.init == "default"  # it has no bounds
     run = train(given, digits, out=tmp_path / "new", **options)
     assert run.recipe.init == "ibp"
     assert not given[1].bias.abs().gt(1e-6).any()  # biases are zero
