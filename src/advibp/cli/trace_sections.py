@@ -28,7 +28,7 @@ def trace_sections(trace: Trace, command: str = "") -> list[Section]:
             command=command,
         )
     ]
-    bounds, still_open = _over_time(trace, 2), _over_time(trace, 3)
+    bounds, still_open = _over_time(trace, "bound"), _over_time(trace, "open")
     if bounds:
         note = "The property is proved when the bound is above 0."
         sections.append(
@@ -40,14 +40,11 @@ def trace_sections(trace: Trace, command: str = "") -> list[Section]:
     return sections
 
 
-def _over_time(trace: Trace, column: int) -> list[Series]:
-    """Return a series per method of a column of the trace's rows. Infinite values are left out."""
-    rows = [row for row in trace.rows if math.isfinite(row[2])]
+def _over_time(trace: Trace, name: str) -> list[Series]:
+    """Return a series per method of a number of the trace's progress. Rows with infinite bounds are left out."""
+    rows = [row for row in trace.summary()["progress"] if math.isfinite(row["bound"])]
+    series = {method: [row for row in rows if row["method"] == method] for method in (row["method"] for row in rows)}
     return [
-        Series(
-            name=method,
-            x=[row[0] for row in rows if row[1] == method],
-            y=[float(row[column]) for row in rows if row[1] == method],
-        )
-        for method in dict.fromkeys(row[1] for row in rows)
+        Series(name=method, x=[row["seconds"] for row in of], y=[float(row[name]) for row in of])
+        for method, of in series.items()
     ]

@@ -24,7 +24,7 @@ from advibp.bounds.linear.ascent import Variable, ascend
 from advibp.bounds.linear.beta_crown import SplitBackwardResult
 from advibp.bounds.linear.kinks import Linear
 from advibp.bounds.linear.reduced import INPUT, Lines, Reduced, Rows
-from advibp.bounds.linear.relaxation import CURVE_RATE
+from advibp.bounds.linear.relaxation import CURVE_RATE, is_unstable
 
 #: An interval of a curve is not split if it is narrower than this, relative to 1 and the magnitude of its ends.
 _NARROW = 1e-9
@@ -181,7 +181,7 @@ class IntervalBounds:
 
     def can_split(self, parts: Intervals) -> Tensor:
         """Return which kinks (D, V) can be split."""
-        unstable = (parts.lower < 0) & (parts.upper > 0)
+        unstable = is_unstable(parts.lower, parts.upper)
         size = 1 + torch.maximum(parts.lower.abs(), parts.upper.abs())
         return (self._is_relu & unstable) | (self._is_curve & (parts.upper - parts.lower > _NARROW * size))
 
